@@ -14,6 +14,7 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
+from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
 from actors.engine.options import EngineOptions, RoundLimits
 from actors.engine.rank_group import least_of_ranks
@@ -67,7 +68,9 @@ def build_target_engine(
         raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
     check_encoder_decoder(source, options)
-    dtype = choose_dtype(options.dtype, config, device)
+    # Ranks that measure for themselves might disagree, and the arithmetic of bitwise mode is float32.
+    measures = ranks == 1 and options.exact == "default"
+    dtype = choose_dtype(options.dtype, config, device, fastest_dtype if measures else None)
     meter = gpu_meter(device)
     head: EagleHead | None = None
     if options.eagle_head != "none":  # before the target, which takes longer
@@ -113,7 +116,7 @@ def build_draft_engine(
         refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
     config, device = load_config(source), choose_device(options.device)
-    dtype = choose_dtype(options.dtype, config, device)
+    dtype = choose_dtype(options.dtype, config, device, fastest_dtype)
     meter = gpu_meter(device)
     draft = load_draft_model(source, dtype, device, quantization=options.quantization)
     bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from actors.draft_model.device_guesses import likeliest_after
 from actors.draft_model.known_guesses import KnownGuesses, Path
 from actors.engine.batch import SequenceRows
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
@@ -55,23 +56,38 @@ class Guesser:
     def guess(self, wants: Sequences[Want]) -> None:
         """Make all guesses in one forward and record them. A failure changes nothing."""
         parts = [_rows_of(want) for want in wants]
-        logits = self._forward(parts)
         rows = [_Row(want, path) for want in wants for path in want.paths]
-        guesses: dict[int, _Guess] = {}
-        for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
-            chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
-            if chosen:
-                guesses.update(zip(chosen, draw([rows[index] for index in chosen], logits[chosen]), strict=True))
+        guesses = self._guess_on_device(parts, rows) or self._guess_on_host(parts, rows)
         for part in parts:
             part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
         for index, row in enumerate(rows):
             row.want.known.add(row.path, *guesses[index])
 
+    def _guess_on_device(self, parts: list[SequenceRows], rows: list[_Row]) -> list[_Guess] | None:
+        """None where the runner or the rows need another way."""
+        runner = self._runner
+        if not isinstance(runner, ModelRunner) or not runner.has_device_inputs:
+            return None
+        if any(row.want.sequence.draws_from_probs for row in rows):
+            return None
+        most = max(row.want.known.width for row in rows)
+        wanted = [_num_wanted(part) for part in parts]
+        found = likeliest_after(runner, parts, wanted, _row_sampling(rows), most, self._vocab_map)
+        return _guesses_of(*found)
+
+    def _guess_on_host(self, parts: list[SequenceRows], rows: list[_Row]) -> list[_Guess]:
+        logits = self._forward(parts)
+        guesses: dict[int, _Guess] = {}
+        for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
+            chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
+            if chosen:
+                guesses.update(zip(chosen, draw([rows[index] for index in chosen], logits[chosen]), strict=True))
+        return [guesses[index] for index in range(len(rows))]
+
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[_Guess]:
         most = max(row.want.known.width for row in rows)
         tokens, shares = likeliest_tokens(logits, _row_sampling(rows), most, self._vocab_map)
-        pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
-        return [(list(zip(*pair, strict=True)), None) for pair in pairs]
+        return _guesses_of(tokens.cpu().numpy(), shares.cpu().numpy())
 
     def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> list[_Guess]:
         drawn, ids, probs = draft_with_probs(logits, _row_sampling(rows), _NUM_PROBS, self._vocab_map)
@@ -85,6 +101,12 @@ class Guesser:
         """Compute the rows. Returns logits [rows, outputs] after the last committed token of each part that reaches it,
         and after the new nodes of the others."""
         return self._runner.run(parts, [_num_wanted(part) for part in parts])
+
+
+def _guesses_of(tokens: np.ndarray, shares: np.ndarray) -> list[_Guess]:
+    """tokens, shares: [rows, k]."""
+    pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
+    return [(list(zip(*pair, strict=True)), None) for pair in pairs]
 
 
 def _num_wanted(part: SequenceRows) -> int:

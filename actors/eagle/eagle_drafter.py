@@ -18,15 +18,20 @@ from transformers import PreTrainedModel
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import EAGLE
+from actors.eagle.device_growth import Level, Root, grow
 from actors.eagle.eagle_head import EagleHead
+from actors.engine.arena import Arena, Part
+from actors.engine.attention.choice import choose_attention
 from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, num_words
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
+from actors.engine.device_inputs import send_inputs
 from actors.engine.feature_tap import FeatureTap
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
-from actors.engine.model_runner import row_tier
+from actors.engine.options import AttentionBackend
+from actors.engine.row_tiers import row_tier
 from actors.options import EagleOptions
 
 _SCRATCH_SLOTS = 4096  # slots for keys and values of growing trees
@@ -98,15 +103,23 @@ class EagleDrafter(Drafter[HeadRows]):
 
     name = EAGLE
 
-    def __init__(self, model: PreTrainedModel, head: EagleHead, num_slots: int, options: EagleOptions) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        head: EagleHead,
+        num_slots: int,
+        options: EagleOptions,
+        attention: AttentionBackend | None = None,
+    ) -> None:
         """model: the target, in its engine already. head: with the model's device and dtype. num_slots: slots of the
-        target's KV cache."""
+        target's KV cache. attention: None chooses by device."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
         embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
         own = head.embed_tokens
         self._embedding: nn.Module = embedding if own is None or _is_same(own, embedding) else own
         self._output_layer = output_layer
+        self._num_outputs = int((output_layer if head.lm_head is None else head.lm_head).out_features)
         head.embed_tokens = None
         head.config._attn_implementation = ATTENTION_NAME
         replace_linears(head)
@@ -116,7 +129,9 @@ class EagleDrafter(Drafter[HeadRows]):
         scratch = max(_SCRATCH_SLOTS, self._scratch_per_tree)
         self._trees_at_a_time = scratch // self._scratch_per_tree
         self._first_scratch = num_slots
-        self._kv = KvCache(num_slots + scratch, device)
+        self._kv = KvCache(num_slots + scratch, device, [head.kv_shape])
+        is_accelerated = (attention or choose_attention(device)) == "triton_tree"
+        self._arenas = (Arena(device), Arena(device)) if is_accelerated else None  # committed rows; trees
         self._is_known = np.zeros(num_slots, np.bool_)  # slots whose position the head has seen
 
     def computed(self, slots: np.ndarray) -> None:
@@ -142,7 +157,7 @@ class EagleDrafter(Drafter[HeadRows]):
                 )
                 for number, (index, part) in enumerate(group)
             ]
-            self._grow(started, hidden[self._index(ends[[index for index, _ in group]])])
+            self._grow(started, hidden, ends[[index for index, _ in group]])
             for (index, _), tree in zip(group, started, strict=True):
                 trees[index] = tree.best()
         return trees
@@ -159,13 +174,20 @@ class EagleDrafter(Drafter[HeadRows]):
             contexts,
         )
         feature_rows = np.concatenate([part.feature_rows for part in rows])
-        hidden = self._forward(batch, features, feature_rows)
+        if self._arenas is None:
+            hidden = self._forward(batch, features, feature_rows)
+        else:
+            hidden = self._forward_on_device(self._arenas[0], batch, features, feature_rows)
         self._is_known[batch.slots] = True
         return hidden, contexts
 
-    def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor) -> None:
-        """hidden [trees, h]: hidden states of the roots."""
-        top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees))
+    def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray) -> None:
+        """hidden [rows, h]; root_rows int64 [trees]: those of the roots."""
+        top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees), self._num_outputs)
+        if self._arenas is not None:
+            self._grow_on_device(self._arenas[1], trees, hidden, root_rows, top_k)
+            return
+        hidden = hidden[self._index(root_rows)]
         scores, tokens = self._children(hidden, len(trees), top_k)
         for row, tree in enumerate(trees):
             tree.add(np.full(tokens.shape[1], -1), tokens[row], scores[row], top_k)
@@ -224,11 +246,57 @@ class EagleDrafter(Drafter[HeadRows]):
         padding = row_tier(num_rows) - len(hidden)
         if padding > 0:
             hidden = torch.cat([hidden, hidden[:1].expand(padding, -1)])
-        logits = self._head.logits(hidden[: row_tier(num_rows)], self._output_layer)[:num_rows].float()
-        top = logits.topk(min(top_k, logits.shape[1]), dim=-1)
-        scores = (top.values - logits.logsumexp(dim=-1, keepdim=True)).clamp_(max=0.0)
-        tokens = top.indices if self._head.draft_ids is None else self._head.draft_ids[top.indices]
-        return scores.double().cpu().numpy(), tokens.cpu().numpy()
+        scores, tokens = self._likeliest(hidden[: row_tier(num_rows)], top_k)
+        return scores[:num_rows].cpu().numpy(), tokens[:num_rows].cpu().numpy()
+
+    def _likeliest(self, hidden: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `_children`, of all rows and on the device."""
+        logits = self._head.logits(hidden, self._output_layer).float()
+        top = logits.topk(top_k, dim=-1)
+        scores = (top.values - logits.logsumexp(dim=-1, keepdim=True)).clamp_(max=0.0).double()
+        return scores, top.indices if self._head.draft_ids is None else self._head.draft_ids[top.indices]
+
+    def _forward_on_device(
+        self, arena: Arena, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray
+    ) -> torch.Tensor:
+        """As `_forward`, by one copy to the device."""
+        more = [Part(feature_rows, (row_tier(batch.num_rows),))]
+        nothing = np.empty((2, 0), np.int64)
+        inputs = send_inputs(arena, batch, nothing[0], 1, nothing, self._kv.padding_slot, more)
+        level = Level(inputs.token_ids, inputs.positions, inputs.more[0], inputs.rows, inputs.max_context)
+        return self._compute(level, features)
+
+    def _compute(self, level: Level, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states of rows that are on the device, [rows, h]."""
+        from actors.engine.attention.triton_tree import TreePlan  # Triton is not installed everywhere
+
+        hidden: torch.Tensor = self._head(
+            self._embedding(level.token_ids[None]),
+            features[level.feature_rows][None],
+            level.positions[None],
+            paged_plan=TreePlan(level.rows, self._kv, 1, level.max_context),
+        )[0]
+        return hidden
+
+    def _grow_on_device(
+        self, arena: Arena, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray, top_k: int
+    ) -> None:
+        roots = [
+            Root(row, tree.position, tree.context, tree.first_slot)
+            for row, tree in zip(root_rows.tolist(), trees, strict=True)
+        ]
+        found = grow(
+            arena,
+            roots,
+            hidden,
+            depth=self.options.depth,
+            top_k=top_k,
+            padding_slot=self._kv.padding_slot,
+            children=self._likeliest,
+            forward=self._compute,
+        )
+        for tree, tokens, parents, scores in zip(trees, *found, strict=True):
+            tree.tokens, tree.parents, tree.scores = tokens, parents, scores
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)

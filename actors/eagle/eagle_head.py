@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
 from actors.models.source import ModelSource
 
@@ -118,9 +119,14 @@ class EagleHead(nn.Module):
         logits: Tensor = (target_head if self.lm_head is None else self.lm_head)(hidden)
         return logits
 
-    def kv_bytes_per_token(self) -> int:
+    @property
+    def kv_shape(self) -> LayerShape:
         config = self.config
-        return int(2 * config.num_key_value_heads * config.head_dim * self.fc.weight.dtype.itemsize)
+        return LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
+
+    def kv_bytes_per_token(self) -> int:
+        kv_heads, key_dim, value_dim, dtype = self.kv_shape
+        return kv_heads * (key_dim + value_dim) * dtype.itemsize
 
 
 def load_eagle_head(

@@ -104,7 +104,7 @@ class EncoderDecoderRunner:
         replace_linears(model)
         self.model = model.eval()
         self.device = next(model.parameters()).device
-        self.kv = KvCache(0, self.device)  # no slots: keys and values are kept with their sequences
+        self.kv = KvCache(0, self.device, ())  # no slots: keys and values are kept with their sequences
         self._start = DecoderStart.of(model)
         self._check_decoder()
 

@@ -1,8 +1,10 @@
-"""The tensors behind the block pool: one key and one value tensor per attention layer, addressed by slot."""
+"""The tensors behind the block pool: keys and values of all attention layers, addressed by slot."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Sequences
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,37 +16,50 @@ def check_device(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class KvCache:
-    """Keys and values by layer, each [num_slots, kv_heads, head_dim]. Slot = block * block_size + offset.
+class LayerShape(NamedTuple):
+    """Keys and values of one token in an attention layer. A tensor-parallel rank has a share of the heads."""
 
-    A layer's tensors are allocated at its first write, when its heads are known (layers may differ, and a
-    tensor-parallel rank has a share of them).
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+
+class KvCache:
+    """Keys and values by layer, each [num_slots + 1, kv_heads, head_dim]. Slot = block * block_size + offset.
+
+    Layers of one shape share a tensor, so that a move takes as many kernels whatever the number of layers.
     """
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, device: torch.device, layers: Sequences[LayerShape]) -> None:
         self.num_slots = num_slots
         self.padding_slot = num_slots  # one slot after all blocks, written by padding rows
         self.device = device
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        kinds = [
+            (layer.kv_heads, dim, layer.dtype) for layer in layers for dim in (layer.key_dim, layer.value_dim)
+        ]  # keys and values of layer 0, of layer 1, ...
+        self._pools = {kind: self._zeros(kinds.count(kind), *kind) for kind in dict.fromkeys(kinds)}
+        parts = {kind: iter(pool.unbind(0)) for kind, pool in self._pools.items()}
+        tensors = iter([next(parts[kind]) for kind in kinds])
+        self._layers = list(zip(tensors, tensors, strict=True))
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
         self._moves: dict[int, int] = {}  # that `settle` has still to do: source by destination
 
-    def layer(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key and value tensors of a layer; key and value [rows, kv_heads, head_dim] show their shape and dtype."""
-        tensors = self._layers.get(layer)
-        if tensors is None:
-            tensors = self._zeros(key), self._zeros(value)
-            self._layers[layer] = tensors
-        return tensors
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value tensors of a layer."""
+        return self._layers[layer]
 
-    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+    @property
+    def num_bytes(self) -> int:
+        return sum(pool.numel() * pool.element_size() for pool in self._pools.values())
+
+    def _zeros(self, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros for all slots: padding reads are multiplied by 0, which NaN would survive."""
-        shape = (self.num_slots + 1, *like.shape[1:])
+        shape = (count, self.num_slots + 1, kv_heads, dim)
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=like.dtype, device=self.device)
+            return torch.zeros(shape, dtype=dtype, device=self.device)
         # numpy's zeros take memory from the system at the first write, torch's at once.
-        num_bytes = math.prod(shape) * like.dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(like.dtype).view(shape)
+        return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
     def gather(
         self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
@@ -61,11 +76,6 @@ class KvCache:
             self._gathered[kind] = buffer
         return torch.index_select(tensor, 0, slots, out=buffer[: len(slots)])
 
-    @property
-    def num_layers(self) -> int:
-        """Layers that have been written so far."""
-        return len(self._layers)
-
     def move(self, moves: dict[int, int]) -> None:
         """Copy slots in all layers, at the latest before the next forward. moves: source by destination; the two may
         overlap."""
@@ -74,13 +84,19 @@ class KvCache:
             self.settle()
         self._moves.update(moves)
 
+    def take_moves(self) -> np.ndarray:
+        """int64 [2, n]: sources and destinations of the moves that are waiting, for one `copy_slots`."""
+        moves = np.array([[*self._moves.values()], [*self._moves]], dtype=np.int64)
+        self._moves.clear()
+        return moves
+
     def settle(self) -> None:
         """Do all moves, those of all sequences at once."""
-        if not self._moves:
-            return
-        moves = torch.from_numpy(np.array([[*self._moves.values()], [*self._moves]])).to(self.device)
-        self._moves.clear()
-        source_index, index = moves
-        for key, value in self._layers.values():
-            key[index] = key[source_index]
-            value[index] = value[source_index]
+        if self._moves:
+            self.copy_slots(torch.from_numpy(self.take_moves()).to(self.device))
+
+    def copy_slots(self, moves: torch.Tensor) -> None:
+        """Copy slots moves[0] to moves[1], int64 [2, n] on the device, in all layers. All are read before one is
+        written."""
+        for pool in self._pools.values():
+            pool.index_copy_(1, moves[1], pool.index_select(1, moves[0]))

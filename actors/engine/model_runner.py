@@ -9,16 +9,19 @@ import torch
 from numba import njit
 from transformers import PretrainedConfig, PreTrainedModel
 
+from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention
 from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
-from actors.engine.attention.tree_rows import tree_rows
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.cpu_kernels.rms_norm import replace_norms
+from actors.engine.device_inputs import DeviceInputs, send_inputs
 from actors.engine.kv_cache import KvCache
+from actors.engine.layer_shapes import layer_shapes
 from actors.engine.options import AttentionBackend
+from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.options import Exactness
@@ -31,24 +34,6 @@ ROW_TILE = 16
 _EXACT_THREADS = 2
 _MOST_STEPPED_ROWS = 256  # limit of `row_steps`: beyond, a step hardly matters
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-def row_tier(rows: int) -> int:
-    """Rows that a forward of `rows` rows is padded to.
-
-    There are few different shapes, because matrix libraries keep a kernel and memory for each shape.
-    """
-    if rows <= 2:
-        step = 1
-    elif rows <= 32:
-        step = 4
-    elif rows <= 128:
-        step = 16
-    elif rows <= 512:
-        step = 32
-    else:
-        step = 64
-    return -(-max(rows, 1) // step) * step
 
 
 def _check_layers(config: PretrainedConfig, exact: Exactness) -> None:
@@ -89,13 +74,18 @@ class ModelRunner:
             torch.backends.cuda.enable_cudnn_sdp(False)
         config = model.config.get_text_config()
         _check_layers(config, exact)
-        self._num_layers = int(config.num_hidden_layers)
         model.set_attn_implementation(ATTENTION_NAME)
         replace_norms(model)
         self._pads = replace_linears(model)
         self.model = model.eval()
         self._exact = exact
-        self.kv = KvCache(num_slots, self.device)
+        self.kv = KvCache(num_slots, self.device, layer_shapes(model))
+        self._arena = Arena(self.device) if self._attention == "triton_tree" else None
+
+    @property
+    def num_outputs(self) -> int:
+        """Columns of the logits."""
+        return int(self.model.get_output_embeddings().out_features)
 
     @property
     def row_steps(self) -> list[int]:
@@ -111,48 +101,60 @@ class ModelRunner:
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
         """Compute all rows of the parts; logits [sum of wanted, vocab] of the last `wanted` rows of each."""
         batch = pack(parts)
-        return self.forward(batch, _last_rows(batch.first_rows, np.array(wanted)))
+        return self.forward(batch, last_rows(batch.first_rows, np.array(wanted)))
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
+        if self._arena is not None:
+            return self.compute(self.send(batch, logit_rows, row_tier(len(logit_rows))))[: len(logit_rows)]
         self.kv.settle()
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
         rows = self.padded(batch.num_rows)
         wanted = _padded(logit_rows, self.padded(len(logit_rows)))
         logits = self._run(
-            _padded(batch.token_ids, rows),
-            _padded(batch.positions, rows),
-            self._plan(batch, rows),
+            torch.from_numpy(_padded(batch.token_ids, rows)).to(self.device),
+            torch.from_numpy(_padded(batch.positions, rows)).to(self.device),
+            PaddedPlan(batch, self.kv, self.device, rows),
             torch.from_numpy(wanted).to(self.device),
         )
         return logits[: len(logit_rows)]
 
-    def _plan(self, batch: PackedBatch, num_rows: int) -> AttentionPlan:
-        if self._attention == "padded":
-            return PaddedPlan(batch, self.kv, self.device, num_rows)
+    @property
+    def has_device_inputs(self) -> bool:
+        """Whether `send` and `compute` are there, the two halves of a forward on an accelerator."""
+        return self._arena is not None
+
+    def send(
+        self, batch: PackedBatch, logit_rows: np.ndarray, num_logits: int, more: Sequences[Part] = ()
+    ) -> DeviceInputs:
+        """Copy a batch to the device. num_logits: of `logit_rows` (int64, ascending) with padding. more: arrays of the
+        caller that travel along."""
+        assert self._arena is not None
+        return send_inputs(self._arena, batch, logit_rows, num_logits, self.kv.take_moves(), self.kv.padding_slot, more)
+
+    @torch.inference_mode()
+    def compute(self, inputs: DeviceInputs) -> torch.Tensor:
+        """The forward of inputs that are on the device; logits [num_logits, vocab]. Launches only: it waits for nothing
+        and reads nothing of the host."""
         from actors.engine.attention.triton_tree import TreePlan  # Triton is not installed everywhere
 
-        rows = tree_rows(batch, num_rows, self.kv.padding_slot, self.device)
-        max_context = 1 << (int(batch.contexts.max()) - 1).bit_length()  # few different launches
-        return TreePlan(rows, self.kv, batch.block_size, max_context)
+        if inputs.moves.shape[1]:
+            self.kv.copy_slots(inputs.moves)
+        plan = TreePlan(inputs.rows, self.kv, inputs.block_size, inputs.max_context)
+        return self._run(inputs.token_ids, inputs.positions, plan, inputs.logit_rows)
 
     def _run(
-        self, token_ids: np.ndarray, positions: np.ndarray, plan: AttentionPlan, rows: torch.Tensor
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor
     ) -> torch.Tensor:
         output = self.model(
-            input_ids=torch.from_numpy(token_ids).to(self.device).unsqueeze(0),
-            position_ids=torch.from_numpy(positions).to(self.device).unsqueeze(0),
+            input_ids=token_ids[None],
+            position_ids=positions[None],
             use_cache=False,
             logits_to_keep=rows,
             paged_plan=plan,
         )
-        if self.kv.num_layers != self._num_layers:  # known after the first forward
-            raise ModelError(
-                f"{self.kv.num_layers} of {self._num_layers} layers of {type(self.model).__name__} attend through "
-                "transformers' attention interface; all must"
-            )
         logits: torch.Tensor = output.logits[0]
         return logits
 
@@ -171,8 +173,8 @@ class ModelRunner:
         for first in range(0, batch.num_rows, ROW_TILE):
             tile = slice(first, first + ROW_TILE)
             logits = self._run(
-                _padded(batch.token_ids[tile], ROW_TILE),
-                _padded(batch.positions[tile], ROW_TILE),
+                torch.from_numpy(_padded(batch.token_ids[tile], ROW_TILE)),
+                torch.from_numpy(_padded(batch.positions[tile], ROW_TILE)),
                 ExactPlan(batch, self.kv, first, ROW_TILE),
                 torch.arange(ROW_TILE),
             )
@@ -182,7 +184,7 @@ class ModelRunner:
 
 
 @njit(cache=True, nogil=True)
-def _last_rows(first_rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def last_rows(first_rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """int64: the last `counts` (int64 [S]) rows of each sequence. first_rows: int32 [S + 1]."""
     rows = np.empty(counts.sum(), np.int64)
     index = 0

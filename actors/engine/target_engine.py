@@ -14,17 +14,22 @@ from transformers import PreTrainedModel
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
+from actors.engine.device_rounds import DeviceRounds
 from actors.engine.draft_trees import logit_places, offsets_of, valid_trees
+from actors.engine.draws import Draws, Emitted, Trees
+from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
+from actors.engine.host_rounds import HostRounds
 from actors.engine.kv_cache import check_device
+from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.round_clock import RoundClock
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
-from actors.sampling.sampler import RowSampling, rows_for, sample_tokens
-from actors.sampling.verification import verify_rejections, walk_trees
+from actors.sampling.sampler import RowSampling, rows_for
+from actors.sampling.verification import verify_rejections
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +69,7 @@ class TargetEngine:
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, options.exact, attention=options.attention)
+        self._rounds = _rounds_of(self._runner, self.vocab_size)
         self._clock = RoundClock(self._runner.device)
         self._samples = samples
         self.eagle_head: HiddenStateDrafter | None = None  # set before the first round
@@ -148,11 +154,12 @@ class TargetEngine:
             if any(part.item.head_nodes >= 0 for part in parts):
                 self.eagle_head.tap.open()
         wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
-        logits = self._runner.run([part.rows for part in parts], wanted)
-        outcomes = self._accept(emitting, logits) if self._samples else {}
-        outcome = _Outcome()
-        if self._samples and emitting and num_successors:
-            outcome.successors = _most_probable(logits, num_successors)
+        draws = self._draws(emitting, num_successors)
+        emitted = self._rounds.run([part.rows for part in parts], wanted, draws)
+        outcome, outcomes = _Outcome(), {}
+        if draws is not None and emitted is not None:
+            outcomes = self._outcomes(emitting, draws, emitted)
+            outcome.successors = emitted.successors
         if self.eagle_head is not None and self._samples:
             self._draft(self.eagle_head, parts, outcomes, outcome)
         for part in parts:
@@ -197,33 +204,34 @@ class TargetEngine:
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
         outcome.head_s = self._clock.seconds_since(started)
 
-    def _accept(self, parts: Sequences[_Part], logits: torch.Tensor) -> dict[int, tuple[int, np.ndarray]]:
-        """Next token and accepted path of each emitting sequence."""
-        if not parts:
-            return {}
-        parents, offsets = _trees_of(parts)
-        sampling = _row_sampling(parts, parents, offsets)
-        sampled = sample_tokens(logits, sampling).cpu().numpy()  # at every root and tree node
-        token_ids = np.concatenate([part.rows.tree_tokens for part in parts], dtype=np.int32)
-        nodes, ends, next_tokens = walk_trees(sampled, token_ids, parents, offsets)
+    def _draws(self, emitting: Sequences[_Part], num_successors: int) -> Draws | None:
+        """None where nothing is drawn."""
+        if not self._samples or not emitting:
+            return None
+        trees = _trees_of(emitting)
+        return Draws(trees, _row_sampling(emitting, trees), num_successors)
+
+    def _outcomes(
+        self, emitting: Sequences[_Part], draws: Draws, emitted: Emitted
+    ) -> dict[int, tuple[int, np.ndarray]]:
+        """Next token and accepted path by sequence."""
         outcomes = {}
-        begin = 0
-        for index, (part, end, next_token) in enumerate(
-            zip(parts, ends[1:].tolist(), next_tokens.tolist(), strict=True)
+        offsets = draws.trees.offsets
+        for index, (part, next_token, path) in enumerate(
+            zip(emitting, emitted.next_tokens, emitted.paths, strict=True)
         ):
             sequence = part.rows.sequence
-            outcomes[sequence.seq_id] = (next_token, nodes[begin:end])
-            begin = end
+            outcomes[sequence.seq_id] = (next_token, path)
             if sequence.draws_from_probs and part.item.tree.probs is not None and len(part.rows.tree_tokens):
                 rows = slice(offsets[index] + index, offsets[index + 1] + index + 1)
-                outcomes[sequence.seq_id] = self._accept_by_rejection(part, logits[rows])
+                outcomes[sequence.seq_id] = self._accept_by_rejection(part, emitted.logits[rows])
         return outcomes
 
     def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
         assert part.item.tree.probs is not None
         tokens = part.rows.tree_tokens
         probs = part.item.tree.probs.first(len(tokens))
-        sampling = _row_sampling([part], *_trees_of([part]))
+        sampling = _row_sampling([part], _trees_of([part]))
         accepted, next_tokens = verify_rejections(logits, sampling, [tokens], [probs])
         return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
 
@@ -234,6 +242,12 @@ class TargetEngine:
         for good."""
         check_device(self._runner.device)
         self._table.clear()
+
+
+def _rounds_of(runner: ModelRunner | EncoderDecoderRunner, vocab_size: int) -> HostRounds | DeviceRounds:
+    if isinstance(runner, ModelRunner) and runner.has_device_inputs:
+        return DeviceRounds(runner, vocab_size)
+    return HostRounds(runner)
 
 
 def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
@@ -265,35 +279,26 @@ def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
     return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain
 
 
-def _most_probable(logits: torch.Tensor, count: int) -> Successors:
-    """The `count` most probable next tokens of each row of logits [rows, vocab]."""
-    top = logits.float().topk(min(count, logits.shape[1]), dim=-1)
-    probs = (top.values - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-    return Successors(
-        top.indices.to(torch.int32).reshape(-1).cpu().numpy(),
-        probs.reshape(-1).cpu().numpy(),
-        top.indices.shape[1],
-    )
-
-
 def _slots(rows: SequenceRows) -> np.ndarray:
     """Slots of the rows' keys and values, int64."""
     begin = rows.sequence.num_computed
     return rows.sequence.slots(begin, begin + rows.num_rows)
 
 
-def _trees_of(parts: Sequences[_Part]) -> tuple[np.ndarray, np.ndarray]:
-    """Parents of all draft nodes, int32, and where each part's begin and end, int64 [parts + 1]."""
-    parents = [part.rows.tree_parents for part in parts]
-    return np.concatenate(parents, dtype=np.int32), offsets_of([len(tree) for tree in parents])
+def _trees_of(parts: Sequences[_Part]) -> Trees:
+    return Trees(
+        np.concatenate([part.rows.tree_tokens for part in parts], dtype=np.int32),
+        np.concatenate([part.rows.tree_parents for part in parts], dtype=np.int32),
+        offsets_of([len(part.rows.tree_tokens) for part in parts]),
+    )
 
 
-def _row_sampling(parts: Sequences[_Part], parents: np.ndarray, offsets: np.ndarray) -> RowSampling:
+def _row_sampling(parts: Sequences[_Part], trees: Trees) -> RowSampling:
     """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
-    `length` + d. parents, offsets: as from `_trees_of`."""
+    `length` + d."""
     samplings = [part.rows.sequence.sampling for part in parts]
     lengths = np.array([part.rows.sequence.length for part in parts])
-    row_sequence, positions = logit_places(parents, offsets, lengths)
+    row_sequence, positions = logit_places(trees.parents, trees.offsets, lengths)
     paths = None
     if any(sampling.uses_history for sampling in samplings):
         paths = [path for part in parts for path in _paths(part.rows.tree_tokens, part.rows.tree_parents)]

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.sampling.packed_rows import MAX_CANDIDATES, NUM_BINS, pack_rows
-from actors.sampling.processors import columns_of
+from actors.sampling.packed_rows import MAX_CANDIDATES, NUM_BINS, pack_sampling
 from actors.sampling.rows import RowSampling
 
 TILE = 2048  # columns of a program
@@ -49,15 +48,13 @@ def draw(
 
     A reduced vocabulary whose rows have penalties or bias copies `token_ids` back.
     """
-    columns = None
-    if len(rows.tokens) > 0:
-        columns = columns_of(rows.tokens, logits.shape[-1], token_ids)
-    packed = torch.from_numpy(pack_rows(rows, columns)).to(logits.device)
+    ids = None if token_ids is None or not len(rows.tokens) else token_ids.cpu().numpy()
+    packed = pack_sampling(rows, logits.shape[-1], len(rows), ids)
     return draw_packed(
         logits,
-        packed,
-        num_slots=int((rows.offsets[1:] > rows.offsets[:-1]).sum()),
-        truncates=bool(rows.truncates.any()),
+        torch.from_numpy(packed.words).to(logits.device),
+        num_slots=packed.num_slots,
+        truncates=packed.truncates,
         token_ids=token_ids,
         allowed=allowed,
         with_logprobs=with_logprobs,
@@ -83,9 +80,7 @@ def draw_packed(
     of the first column of a shard of the vocabulary.
     """
     ops = torch.ops.paceline
-    logits = logits.detach()
-    if logits.stride(-1) != 1:
-        logits = logits.contiguous()
+    logits = _dense(logits)
     bests, adjusted, counts, masses, sums = ops.sample_score(
         logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, first_id
     )
@@ -96,6 +91,37 @@ def draw_packed(
         bests = ops.sample_draw(logits, packed, allowed, token_ids, adjusted, bests, peaks, cuts)
     tokens, logprobs = ops.sample_reduce(bests, logits, token_ids, sums)
     return Drawn(tokens, bests, logprobs if with_logprobs else None)
+
+
+def likeliest_packed(
+    logits: Tensor,
+    packed: Tensor,
+    k: int,
+    *,
+    num_slots: int,
+    truncates: bool,
+    token_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`sampler.likeliest_tokens` by parameters that are on the device; arguments as for `draw_packed`."""
+    ops = torch.ops.paceline
+    logits = _dense(logits)
+    adjusted, peaks, cuts = logits.new_empty(0, dtype=torch.float32), None, None
+    if num_slots or truncates:
+        bests, adjusted, counts, masses, _ = ops.sample_score(
+            logits, packed, None, token_ids, num_slots, truncates, False, 0
+        )
+        if truncates:
+            peaks = ops.sample_histogram(logits, packed, None, adjusted, bests, counts, masses)
+            cuts = ops.sample_cut(logits, packed, None, adjusted, counts, masses, peaks)
+    sums = ops.sample_sums(logits, packed, token_ids, adjusted, peaks, cuts)
+    best, columns = sums.topk(min(k, sums.shape[-1]), dim=-1)
+    probs = (best - sums.logsumexp(dim=-1, keepdim=True)).exp_()
+    return columns if token_ids is None else token_ids[columns], probs
+
+
+def _dense(logits: Tensor) -> Tensor:
+    logits = logits.detach()
+    return logits if logits.stride(-1) == 1 else logits.contiguous()
 
 
 def tokens_of_shards(best_keys: Tensor) -> Tensor:
@@ -245,6 +271,29 @@ def _fake_draw(logits, packed, allowed, token_ids, adjusted, bests, peaks, cuts)
     return torch.empty_like(bests)
 
 
+def _sums(
+    logits: Tensor,
+    packed: Tensor,
+    token_ids: Tensor | None,
+    adjusted: Tensor,
+    peaks: Tensor | None,
+    cuts: Tensor | None,
+) -> Tensor:
+    num_rows, width = logits.shape
+    sums = logits.new_empty(num_rows, width, dtype=torch.float32)
+    _launch(
+        "sums_kernel",
+        (_num_tiles(width), num_rows),
+        logits, logits.stride(0), packed, None, token_ids, adjusted, peaks, cuts, sums, width,
+        HAS_IDS=token_ids is not None, HAS_MASK=False, HAS_CUTS=cuts is not None, BLOCK=TILE,
+    )  # fmt: skip
+    return sums
+
+
+def _fake_sums(logits, *rest):  # type: ignore[no-untyped-def]
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
 def _reduce(bests: Tensor, logits: Tensor, token_ids: Tensor | None, sums: Tensor | None) -> tuple[Tensor, Tensor]:
     num_rows, num_parts = bests.shape
     has_sums = sums is not None and len(sums) > 0
@@ -293,5 +342,6 @@ _register("sample_score", _score, _fake_score)
 _register("sample_histogram", _histogram, _fake_histogram, ("counts", "masses"))
 _register("sample_cut", _cut, _fake_cut)
 _register("sample_draw", _draw, _fake_draw)
+_register("sample_sums", _sums, _fake_sums)
 _register("sample_reduce", _reduce, _fake_reduce)
 _register("walk_trees", _walk, _fake_walk)

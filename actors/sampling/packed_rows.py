@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from actors.sampling.processors import columns_of
 from actors.sampling.rows import RowSampling
 
 ROW = np.dtype(
@@ -25,6 +28,28 @@ IS_HOT, TRUNCATES = 1, 2  # flags
 
 NUM_BINS = 2048  # of a row's histogram over the distance from the best score
 MAX_CANDIDATES = 4096  # columns of one bin that are kept aside; with more the whole row is read again
+
+
+class PackedSampling(NamedTuple):
+    """Parameters of rows, and what launches depend on, rounded up to few different values."""
+
+    words: np.ndarray  # int64, of `pack_rows`
+    num_slots: int  # at least the number of rows with adjustments
+    truncates: bool  # whether a row has top-k, top-p or min-p
+
+
+def pack_sampling(
+    rows: RowSampling, num_columns: int, num_rows: int, token_ids: np.ndarray | None = None
+) -> PackedSampling:
+    """num_rows: rows with padding. token_ids: as for `columns_of`."""
+    num_entries, num_slots = len(rows.tokens), int(np.count_nonzero(np.diff(rows.offsets)))
+    columns = columns_of(rows.tokens, num_columns, token_ids) if num_entries else None
+    words = pack_rows(rows, columns, num_rows, _power_of_two(num_entries))
+    return PackedSampling(words, _power_of_two(num_slots), bool(rows.truncates.any()))
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count else 0
 
 
 def word_of(field: str) -> int:

@@ -42,7 +42,7 @@ def adjust_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = 
     scores = logits.to(torch.float32, copy=True)
     if len(rows.tokens) == 0:
         return scores
-    columns = columns_of(rows.tokens, scores.shape[-1], token_ids)
+    columns = columns_of(rows.tokens, scores.shape[-1], None if token_ids is None else token_ids.cpu().numpy())
     row_index = np.repeat(np.arange(len(rows)), rows.offsets[1:] - rows.offsets[:-1])
     present = columns >= 0
     device = scores.device
@@ -55,13 +55,13 @@ def adjust_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = 
     return scores
 
 
-def columns_of(tokens: np.ndarray, num_columns: int, token_ids: Tensor | None) -> np.ndarray:
-    """The column of each token (int64 [N]), -1 for a token that has none."""
+def columns_of(tokens: np.ndarray, num_columns: int, token_ids: np.ndarray | None) -> np.ndarray:
+    """The column of each token (int64 [N]), -1 for a token that has none. token_ids: int64 [num_columns], the token of
+    each column; None: its index."""
     if token_ids is None:
         return np.where((tokens >= 0) & (tokens < num_columns), tokens, -1)
-    ids = token_ids.cpu().numpy()
-    table = np.full(max(int(ids.max()), int(tokens.max())) + 1, -1, np.int64)
-    table[ids] = np.arange(num_columns)
+    table = np.full(max(int(token_ids.max()), int(tokens.max())) + 1, -1, np.int64)
+    table[token_ids] = np.arange(num_columns)
     return np.where(tokens >= 0, table[tokens], -1)
 
 

@@ -453,6 +453,44 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     tl.store(drawn + place, best)
 
 
+@triton.jit
+def sums_kernel(  # type: ignore[no-untyped-def]
+    logits,
+    stride,
+    words,
+    allowed,
+    token_ids,
+    adjusted,
+    peaks,
+    cuts,
+    sums,  # float32 [R, V], written
+    width,
+    HAS_IDS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_CUTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Temperature times score and noise of one tile; -inf for columns that truncation drops."""
+    row = tl.program_id(1)
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    flags = _int(words, row, _FLAGS)
+    scores = _scores(logits, stride, words, allowed, adjusted, row, columns, width, HAS_MASK)
+    is_kept = inside
+    if HAS_CUTS:  # noqa: SIM102  # decided when the kernel is compiled
+        if (flags & TRUNCATES) != 0:
+            is_kept &= _order_keys(scores, columns) >= tl.load(cuts + row)
+            is_kept &= scores - tl.load(peaks + row) >= _float(words, row, _MIN_LOG_RATIO)
+    if (flags & IS_HOT) != 0:
+        if HAS_IDS:
+            ids = tl.load(token_ids + columns, mask=inside, other=0)
+        else:
+            ids = columns.to(tl.int64)
+        scores = (scores + gumbel(words, row, ids)) * _float(words, row, _TEMPERATURE)
+    place = sums + row.to(tl.int64) * width + columns
+    tl.store(place, tl.where(is_kept, scores, -_INFINITY), mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_parts"])
 def reduce_kernel(  # type: ignore[no-untyped-def]
     bests,  # int64 [R, parts]: order keys of tiles, or of shards of the vocabulary

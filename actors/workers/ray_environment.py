@@ -20,6 +20,7 @@ OWN_RAY = {
 _LOOPBACK_ONLY = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 _GCS_ARGUMENT = "--gcs-address="
 _TOKEN_SETTINGS = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+_TOKEN_FILE = Path("~/.ray/auth_token")
 
 
 def prepare_own_ray(gateway_host: str) -> None:
@@ -39,6 +40,14 @@ def leave_loopback_addresses(address: str) -> None:
         os.environ.setdefault(*_LOOPBACK_ONLY)
 
 
+def use_own_token(address: str) -> None:
+    """Call before Ray is imported. A Ray on this machine asks for the token that it has kept here. Ray itself gives it
+    to a cluster that `auto` finds, and to none that is named."""
+    is_here = address in local_ray_addresses()
+    if is_here and "RAY_AUTH_MODE" not in os.environ and _TOKEN_FILE.expanduser().is_file():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
 def local_ray_addresses() -> set[str]:
     """HOST:PORT of each Ray that has a node on this machine, as its processes' arguments tell. Ray's own `auto` finds
     them in the same way."""
@@ -49,8 +58,8 @@ def local_ray_addresses() -> set[str]:
 
 def _has_place_for_token() -> bool:
     """Ray keeps its token below the home directory, and does not start if it cannot be written."""
-    folder = Path("~/.ray").expanduser()
-    return (folder / "auth_token").is_file() or can_be_made(folder)
+    file = _TOKEN_FILE.expanduser()
+    return file.is_file() or can_be_made(file.parent)
 
 
 def is_loopback(host: str) -> bool:

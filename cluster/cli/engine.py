@@ -43,7 +43,9 @@ class ModelOptions:
     ] = 2
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="auto: float32 on a CPU, 16 bits on a GPU."),
+        typer.Option(
+            help="auto: 16 bits on a GPU; on a CPU float32, or bfloat16 where that is faster and the checkpoint's."
+        ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4"],

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 
-from actors.workers.ray_environment import leave_loopback_addresses, local_ray_addresses
+from actors.workers.ray_environment import leave_loopback_addresses, local_ray_addresses, use_own_token
 from cluster.errors import ConfigError
 
 _HOST_AND_PORT = r".+:[0-9]+"
@@ -30,6 +30,7 @@ def prepare_to_join(address: str) -> None:
         if not listens(address):
             raise ConfigError(f"{told}: no Ray cluster can be joined there: nobody listens at {address}")
         leave_loopback_addresses(address)
+        use_own_token(address)
 
 
 def start_ray(num_cpus: float, address: str | None) -> None:

@@ -80,7 +80,8 @@ def test_what_was_generated_before_a_restart_is_drafted_after_it_and_the_answer_
     with serving_from_cache(model, tmp_path) as (server, started, client):
         texts, rounds_before, _ = ask(client)
         wait_for(lambda: metric(client, "paceline_cache_written_tokens_total") >= len(PROMPTS) * NEW_TOKENS, "a write")
-        assert scale_from_another_terminal("target", "--groups", "1") == "target groups: 1 running, 1 wanted\n"
+        scaled = scale_from_another_terminal("target", "--groups", "1", "--address", ray_address(started))
+        assert scaled == "target groups: 1 running, 1 wanted\n"
         os.kill(server.pid, signal.SIGINT)
         assert_ends(server, started)
     with serving_from_cache(model, tmp_path) as (server, started, client):
@@ -121,6 +122,13 @@ def ask(client: httpx.Client) -> tuple[list[str], int, int]:
         rounds += stats["rounds"]
         accepted += stats["accepted_tokens"].get("cache", 0)
     return texts, rounds, accepted
+
+
+def ray_address(started: list[psutil.Process]) -> str:
+    """Where the server's own Ray listens; other tests may have one on this machine at the same time."""
+    (raylet,) = [process for process in started if process.is_running() and process.name() == "raylet"]
+    (address,) = [word for word in raylet.cmdline() if word.startswith("--gcs-address=")]
+    return address.removeprefix("--gcs-address=")
 
 
 def scale_from_another_terminal(*arguments: str) -> str:

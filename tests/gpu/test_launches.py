@@ -6,6 +6,8 @@ import torch
 
 from tests.gpu.launches import LAYERS, counted, engine_of, round_of
 
+ONE_COPY_EACH_WAY = {"copies up": 1, "copies back": 1, "waits": 0}
+
 
 def cost(sequences: int, *, sampled: bool = False, nodes: int = 7, **case):
     few, many = (
@@ -37,7 +39,7 @@ def test_attention_of_a_layer_is_one_launch_and_one_more_for_splits_whatever_the
         assert kernels["tree_attend"] + kernels["tree_combine"] == launches * added
         assert kernels["index_copy_"] == kernels["scaled_dot_product_attention"] == 0
         assert kernels.total() <= (37 + launches) * added
-        assert few.counts["copies up"] == many.counts["copies up"]
+        assert {name: many.counts[name] for name in ("copies up", "copies back", "waits")} == ONE_COPY_EACH_WAY
 
 
 def test_a_copy_and_a_kernel_more_are_seen():
@@ -47,3 +49,13 @@ def test_a_copy_and_a_kernel_more_are_seen():
         (hidden + 1).cpu()
         float(hidden.sum())
     assert mode.counts == {"copies up": 1, "kernels": 2, "copies back": 1, "waits": 1}
+
+
+def test_outside_the_layers_a_round_costs_the_same_whatever_it_holds():
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    case = {"context": 2048, "attention": "triton_tree"}
+    for sampled, kernels in ((False, 24), (True, 27)):
+        for sequences, nodes in ((1, 7), (8, 31), (32, 7)):
+            _, outside, few = cost(sequences, sampled=sampled, nodes=nodes, **case)
+            assert outside <= kernels
+            assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY

@@ -227,13 +227,11 @@ def test_kv_after_tree_rounds_equals_a_fresh_prefill_of_the_accepted_text(models
     run_round(fresh, [Stream(fresh, 1, text)], [([], [])])
     other = fresh._table._sequences[1]
     kept, wanted = (
-        {layer: (keys[slots], values[slots]) for layer, (keys, values) in one._runner.kv._layers.items()}
+        [(keys[slots], values[slots]) for keys, values in one._runner.kv._layers]
         for one, slots in ((engine, held.slots(0, len(text))), (fresh, other.slots(0, len(text))))
     )
     tolerance = 0.0 if exact == "bitwise" else 1e-5
-    for layer, (keys, values) in wanted.items():
-        torch.testing.assert_close(kept[layer][0], keys, atol=tolerance, rtol=0)
-        torch.testing.assert_close(kept[layer][1], values, atol=tolerance, rtol=0)
+    torch.testing.assert_close(kept, wanted, atol=tolerance, rtol=0)
 
 
 def test_bitwise_logits_do_not_depend_on_company_or_tree(models):

@@ -36,8 +36,6 @@ class Scoring:
 class AttentionPlan(Protocol):
     """How the rows of one forward attend."""
 
-    kv: KvCache
-
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
@@ -55,7 +53,7 @@ def write_slots(
 
     slots: int64 [rows].
     """
-    pool_keys, pool_values = kv.layer(layer, keys, values)
+    pool_keys, pool_values = kv.layer(layer)
     pool_keys.index_copy_(0, slots, keys)
     pool_values.index_copy_(0, slots, values)
     return pool_keys, pool_values

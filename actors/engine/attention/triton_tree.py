@@ -50,7 +50,7 @@ class TreePlan:
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        pool_keys, pool_values = self.kv.layer(layer, keys, values)
+        pool_keys, pool_values = self.kv.layer(layer)
         rows = self._rows
         split_size = self._split_size_for(query.shape[1] * values.shape[2])
         num_splits = triton.cdiv(self._max_context, split_size)

@@ -9,28 +9,32 @@ from __future__ import annotations
 import json
 import logging
 import math
+import operator
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
 import torch
 from torch import Tensor, nn
 
+from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
 from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelLinear
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.home import paceline_home
 from actors.models.quantization import Int4Linear, Int8Linear
+from actors.options import Dtype
 
 logger = logging.getLogger(__name__)
 
 _LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear)
 KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "panel": PanelLinear,
+    "panel ahead": partial(PanelLinear, ahead_bytes=AHEAD_BYTES),
     "packed": PackedLinear,
     "plain": lambda linear: linear,
 }
@@ -39,6 +43,8 @@ _RUNS = 3
 _HOPELESS = 4.0  # a kernel so many times slower than another is not measured further
 _BYTES = 64 << 20  # weights of a measurement: more than caches hold, as a model has
 _MOST_COPIES = 32
+_DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_LEAST_GAIN = 1.1  # for which bfloat16 is worth its rounding
 _SMALL = 1 << 18  # bytes of weights for which the call costs more than the product
 
 
@@ -57,6 +63,14 @@ def replace_linears(model: nn.Module) -> bool:
                 setattr(module, name, KERNELS[kernel](child))
     choices.save()
     return any(isinstance(module, _LIBRARY_LINEARS) for module in model.modules())
+
+
+def fastest_dtype(in_features: int, out_features: int) -> Dtype:
+    """In which a CPU model with weights in bfloat16 is faster here: measured once on products of this shape."""
+    choices = _choices_of(paceline_home() / "cpu_kernels.json")
+    dtype = choices.dtype(in_features, out_features)
+    choices.save()
+    return dtype
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -83,7 +97,8 @@ class KernelChoices:
         self._is_saved = True
         try:
             self._all: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-            self._known = {key: name for key, name in self._all.get(self._machine, {}).items() if name in KERNELS}
+            known = self._all.get(self._machine, {}).items()
+            self._known = {key: name for key, name in known if name in KERNELS or name in _DTYPES}
         except (OSError, ValueError, AttributeError):
             self._all, self._known = {}, {}
 
@@ -91,11 +106,25 @@ class KernelChoices:
         if in_features * out_features * dtype.itemsize <= _SMALL and has_openmp():
             return "panel"
         key = f"{str(dtype).removeprefix('torch.')} {in_features}x{out_features}"
-        if key not in self._known:
+        if self._known.get(key) not in KERNELS:
             self._known[key] = fastest_kernel(measure(dtype, in_features, out_features))
             self._is_saved = False
             logger.info("linear layers of %s: kernel %r is the fastest here", key, self._known[key])
         return self._known[key]
+
+    def dtype(self, in_features: int, out_features: int) -> Dtype:
+        """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if that hardly matters."""
+        key = f"dtype of {in_features}x{out_features} in bfloat16"
+        if key not in self._known:
+            seconds = {}
+            for name, dtype in _DTYPES.items():
+                times = measure(dtype, in_features, out_features, stored=torch.bfloat16)
+                seconds[name] = times[fastest_kernel(times)]
+            ratio = math.prod(map(operator.truediv, seconds["float32"], seconds["bfloat16"])) ** (1 / len(_ROWS))
+            self._known[key] = "bfloat16" if ratio >= _LEAST_GAIN else "float32"
+            self._is_saved = False
+            logger.info("weights in bfloat16: products in bfloat16 take 1/%.2f of the time here", ratio)
+        return "bfloat16" if self._known[key] == "bfloat16" else "float32"
 
     def save(self) -> None:
         """Keep what was measured. A home that cannot be written costs the next start the same time."""
@@ -125,17 +154,19 @@ def fastest_kernel(seconds: dict[str, list[float]]) -> str:
 
 
 @torch.inference_mode()
-def measure(dtype: torch.dtype, in_features: int, out_features: int) -> dict[str, list[float]]:
+def measure(
+    dtype: torch.dtype, in_features: int, out_features: int, stored: torch.dtype | None = None
+) -> dict[str, list[float]]:
     """Seconds of a product by kernel, for each of `_ROWS`, in memory that no cache holds; inf for what was given up.
 
-    Of large matrices, a part of the outputs is measured.
+    Of large matrices, a part of the outputs is measured. stored: what weights are rounded to before, if not to `dtype`.
     """
     bytes_per_output = in_features * dtype.itemsize
     outputs = min(out_features, max(16, _BYTES // 4 // bytes_per_output))
     copies = max(2, min(_MOST_COPIES, _BYTES // (outputs * bytes_per_output)))
     best = [math.inf] * len(_ROWS)
     seconds = {}
-    for name, layers in _built(dtype, in_features, outputs, copies):
+    for name, layers in _built(dtype, stored or dtype, in_features, outputs, copies):
         seconds[name] = [math.inf] * len(_ROWS)
         for index, rows in enumerate(_ROWS):
             inputs = torch.randn(1, rows, in_features, dtype=dtype)
@@ -147,9 +178,9 @@ def measure(dtype: torch.dtype, in_features: int, out_features: int) -> dict[str
 
 
 def _built(
-    dtype: torch.dtype, in_features: int, out_features: int, copies: int
+    dtype: torch.dtype, stored: torch.dtype, in_features: int, out_features: int, copies: int
 ) -> Iterator[tuple[str, list[nn.Module]]]:
-    weight = torch.randn(out_features, in_features).to(dtype)
+    weight = torch.randn(out_features, in_features).to(stored).to(dtype)
     for name, make in KERNELS.items():
         layers = []
         for _ in range(copies):

@@ -8,10 +8,18 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import torch
-from numba import cfunc, types
+from numba import cfunc, config, types
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.microkernel import BFLOAT16, FLOAT16, FLOAT32, PANEL, make_multiply, panels_at_once
+from actors.engine.cpu_kernels.microkernel import (
+    BFLOAT16,
+    BFLOAT16_PAIRS,
+    FLOAT16,
+    FLOAT32,
+    PANEL,
+    make_multiply,
+    panels_at_once,
+)
 from actors.engine.cpu_kernels.threads import Parallel, num_threads, openmp, thread_num
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -24,7 +32,8 @@ class PanelLinear(nn.Module):
     float32 weights that come from a checkpoint of 16 bits are stored so: half the bytes to read, and the same result.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, ahead_bytes: int = 0) -> None:
+        """ahead_bytes: see `make_multiply`."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
@@ -33,32 +42,41 @@ class PanelLinear(nn.Module):
         self._bias = None
         if linear.bias is not None:
             self._bias = nn.functional.pad(linear.bias.detach().float(), (0, -self.out_features % PANEL))
-        self._panels = to_panels(_narrowed(weight))
+        self._has_pairs = weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and has_bfloat16_pairs()
+        self._panels = to_pair_panels(weight) if self._has_pairs else to_panels(_narrowed(weight))
+        kind = BFLOAT16_PAIRS if self._has_pairs else _KINDS[self._panels.dtype]
+        self._depth = self._panels.shape[1]
         self._weights, self._width = self._panels.data_ptr(), len(self._panels) * PANEL
-        self._run, self._share = compiled(_KINDS[self._panels.dtype])
+        self._run, self._share = compiled(kind, ahead_bytes)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        rows = inputs if inputs.dtype == torch.float32 else inputs.float()
-        rows = rows.contiguous()
+        rows = inputs.to(torch.bfloat16 if self._has_pairs else torch.float32).contiguous()
         shape = (*inputs.shape[:-1], self._width)
-        outputs = rows.new_zeros(shape) if self._bias is None else rows.new_empty(shape).copy_(self._bias)
+        if self._bias is None:
+            outputs = rows.new_zeros(shape, dtype=torch.float32)
+        else:
+            outputs = rows.new_empty(shape, dtype=torch.float32).copy_(self._bias)
         count = rows.numel() // self.in_features
         if count:
             panels = self._width // PANEL
-            work = _Work(
-                rows.data_ptr(), count, self.in_features, self._weights, outputs.data_ptr(), self._width, panels
-            )
+            work = _Work(rows.data_ptr(), count, self._depth, self._weights, outputs.data_ptr(), self._width, panels)
             self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
         if self._width != self.out_features:
             outputs = outputs[..., : self.out_features]
-        return outputs if inputs.dtype == torch.float32 else outputs.to(inputs.dtype)
+        return outputs.to(inputs.dtype)
 
 
 def to_panels(weight: Tensor) -> Tensor:
     """[out_features, in_features] -> [panels, in_features, PANEL], with zeros for outputs that are missing."""
     padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
     return padded.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def to_pair_panels(weight: Tensor) -> Tensor:
+    """[out_features, in_features] -> [panels, in_features / 2, PANEL, 2], likewise."""
+    padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
+    return padded.view(-1, PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
 def _narrowed(weight: Tensor) -> Tensor:
@@ -78,14 +96,19 @@ class _Work(ctypes.Structure):
     ]
 
 
+def has_bfloat16_pairs() -> bool:
+    """Whether compiled functions may use AVX512-BF16. Numba can be told to compile for another processor."""
+    return config.CPU_NAME is None and bool(llvm.get_host_cpu_features().get("avx512bf16"))
+
+
 _compiled: list[Any] = []  # never freed: layers keep addresses
 
 
 @lru_cache
-def compiled(kind: int) -> tuple[Parallel, int]:
+def compiled(kind: int, ahead_bytes: int) -> tuple[Parallel, int]:
     """`openmp`, and the address of the compiled function that does one thread's share of a `_Work`."""
     run = openmp()
-    multiply = make_multiply(kind, *panels_at_once(llvm.get_host_cpu_features()))
+    multiply = make_multiply(kind, *panels_at_once(llvm.get_host_cpu_features()), ahead_bytes)
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def share(work):  # type: ignore[no-untyped-def]

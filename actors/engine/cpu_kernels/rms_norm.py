@@ -17,17 +17,20 @@ from torch import Tensor, nn
 from actors.engine.cpu_kernels.threads import Parallel, has_openmp, num_threads, openmp, thread_num
 
 _CHECKED_ROWS = 8
-_TOLERANCE = 4 * 2.0**-23  # relative; sums of squares are added up in another order
+# Relative; sums of squares are added up in another order
+_TOLERANCES = {torch.float32: 4 * 2.0**-23, torch.bfloat16: 2.0**-7}
+_MOST_OTHERS = 0.001
 
 
 class RmsNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) for float32 on CPU."""
+    """weight * x / sqrt(mean(x^2) + eps) on CPU, in float32 or bfloat16. In bfloat16 the mean is taken in float32, and
+    the quotient is rounded before it is multiplied."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
         self.weight = weight
         self._eps = eps
-        self._run, self._share = compiled()
+        self._run, self._share = compiled(weight.dtype == torch.bfloat16)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., width] -> [..., width]."""
@@ -43,7 +46,7 @@ class RmsNorm(nn.Module):
 
 @torch.inference_mode()
 def replace_norms(model: nn.Module) -> None:
-    """Replace the RMS norms of a CPU model in float32 in place: modules so named that give the same outputs."""
+    """Replace the RMS norms of a CPU model in place: modules so named that give the same outputs."""
     if not has_openmp():
         return
     for module in list(model.modules()):
@@ -61,15 +64,21 @@ def _is_replaceable(module: nn.Module) -> bool:
         return False
     weight = weights[0]
     is_plain = type(weight.data) is Tensor and weight is getattr(module, "weight", None)
-    return is_plain and weight.ndim == 1 and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return is_plain and weight.ndim == 1 and weight.device.type == "cpu" and weight.dtype in _TOLERANCES
 
 
 def _agree(module: nn.Module, norm: RmsNorm) -> bool:
+    dtype = norm.weight.dtype
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(1, _CHECKED_ROWS, len(norm.weight), generator=generator)
     inputs *= torch.logspace(-3, 3, _CHECKED_ROWS).unsqueeze(-1)  # small rows show eps
-    expected = module(inputs)
-    return expected.shape == inputs.shape and torch.allclose(norm(inputs), expected, rtol=_TOLERANCE, atol=0.0)
+    inputs = inputs.to(dtype)
+    expected, found = module(inputs), norm(inputs)
+    if expected.shape != inputs.shape or expected.dtype != dtype:
+        return False
+    # In bfloat16 few outputs are near enough to a border between two numbers to be rounded otherwise.
+    is_like = dtype == torch.float32 or int((expected != found).sum()) <= _MOST_OTHERS * expected.numel() + 1
+    return is_like and torch.allclose(found.float(), expected.float(), rtol=_TOLERANCES[dtype], atol=0.0)
 
 
 class _Work(ctypes.Structure):
@@ -91,6 +100,16 @@ def _floats(context, address):  # type: ignore[no-untyped-def]
     return types.CPointer(types.float32)(types.int64), generate
 
 
+@intrinsic
+def _halves(context, address):  # type: ignore[no-untyped-def]
+    """The bits of 16-bit numbers at an address."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], ir.IntType(16).as_pointer())
+
+    return types.CPointer(types.uint16)(types.int64), generate
+
+
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 def _normalize(inputs: np.ndarray, weight: np.ndarray, eps: float, outputs: np.ndarray) -> None:
     """float32 [width] each."""
@@ -102,24 +121,52 @@ def _normalize(inputs: np.ndarray, weight: np.ndarray, eps: float, outputs: np.n
         outputs[index] = weight[index] * (inputs[index] * scale)
 
 
+@njit(nogil=True, cache=True)
+def _widened(bits: np.uint16) -> np.float32:
+    """A bfloat16."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@njit(nogil=True, cache=True)
+def _narrowed(number: np.float32) -> np.uint16:
+    """The nearest bfloat16; of two, the even one. NaN may become infinite."""
+    bits = np.float32(number).view(np.uint32)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+def _normalize_bfloat16(inputs: np.ndarray, weight: np.ndarray, eps: float, outputs: np.ndarray) -> None:
+    """The bits of bfloat16, uint16 [width] each."""
+    total = np.float32(0.0)
+    for index in range(len(inputs)):
+        total += _widened(inputs[index]) * _widened(inputs[index])
+    scale = np.float32(1.0) / np.float32(math.sqrt(total / np.float32(len(inputs)) + np.float32(eps)))
+    for index in range(len(inputs)):
+        quotient = _widened(_narrowed(_widened(inputs[index]) * scale))
+        outputs[index] = _narrowed(_widened(weight[index]) * quotient)
+
+
 _compiled: list[Any] = []  # never freed: modules keep addresses
 
 
 @lru_cache
-def compiled() -> tuple[Parallel, int]:
+def compiled(is_bfloat16: bool) -> tuple[Parallel, int]:
     """`openmp`, and the address of the compiled function that does one thread's share of a `_Work`."""
     run = openmp()
+    at = _halves if is_bfloat16 else _floats
+    normalize = _normalize_bfloat16 if is_bfloat16 else _normalize
+    size = 2 if is_bfloat16 else 4
 
     @cfunc(types.void(types.CPointer(types.int64)))
     def share(work):  # type: ignore[no-untyped-def]
         rows, width = work[3], work[4]
         thread, threads = thread_num(), num_threads()
-        weight = carray(_floats(work[2]), (width,))
+        weight = carray(at(work[2]), (width,))
         eps = np.int64(work[5]).view(np.float64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-            inputs = carray(_floats(work[0] + 4 * row * width), (width,))
-            outputs = carray(_floats(work[1] + 4 * row * width), (width,))
-            _normalize(inputs, weight, eps, outputs)
+            inputs = carray(at(work[0] + size * row * width), (width,))
+            outputs = carray(at(work[1] + size * row * width), (width,))
+            normalize(inputs, weight, eps, outputs)
 
     _compiled.append(share)
     return run, share.address

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from actors.drafters.registry import NONE, needs_draft_model
+from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.home import paceline_home
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.dtypes import choose_dtype
@@ -68,7 +69,8 @@ def run_local(prompts: Sequence[BenchPrompt], options: LocalOptions, progress: P
 def with_dtype(options: LocalOptions) -> LocalOptions:
     """The options with what `auto` means for the model. Raises ModelError."""
     config = load_config(resolve_model(options.model, paceline_home()))
-    return replace(options, dtype=choose_dtype(options.dtype, config, choose_device(options.device)))
+    fastest = fastest_dtype if options.exact == "default" else None
+    return replace(options, dtype=choose_dtype(options.dtype, config, choose_device(options.device), fastest))
 
 
 def create_engines(options: LocalOptions, longest: int) -> list[EngineMethod]:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from actors.draft_tree import DraftTree
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import load_eagle_head
+from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
@@ -21,6 +22,7 @@ from actors.options import EagleOptions, TargetOptions
 from paceline_testing.drafting import paths_of
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
+from tests.gpu.launches import counted
 
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
 HEAD_KINDS = {"eagle": ("eagle", {}), "eagle3": ("eagle3", {}), "eagle3 reduced": ("eagle3", {"draft_vocab_size": 23})}
@@ -36,16 +38,26 @@ def head_tensors(name: str, model: PreTrainedModel, seed: int = 11) -> dict[str,
     return tiny_eagle_tensors(model.config, kind, seed, **options)
 
 
-def make_engine(path, name: str, kind: str = "llama", exact: str = "default", **head: int) -> TargetEngine:
+@pytest.fixture(params=["padded", "triton_tree"])
+def attention(request, triton_device) -> str:
+    """How the head attends; with Triton its trees grow on the device."""
+    return request.param
+
+
+def make_engine(
+    path, name: str, kind: str = "llama", exact: str = "default", attention: str = "padded", **head: int
+) -> TargetEngine:
     model = target_model(kind)
     save_eagle_head(path, model.config, head_tensors(name, model))
     options = EngineOptions(200, 4, exact=exact)
-    return with_head(model, load_eagle_head(path, model.config), options, EagleOptions(**head))
+    return with_head(model, load_eagle_head(path, model.config), options, EagleOptions(**head), attention)
 
 
-def with_head(model, head, options: EngineOptions, head_options: EagleOptions) -> TargetEngine:
+def with_head(
+    model, head, options: EngineOptions, head_options: EagleOptions, attention: str = "padded"
+) -> TargetEngine:
     engine = TargetEngine(model, options)
-    engine.eagle_head = EagleDrafter(model, head, options.num_slots, head_options)
+    engine.eagle_head = EagleDrafter(model, head, options.num_slots, head_options, attention)
     return engine
 
 
@@ -211,11 +223,15 @@ def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> Draf
     )
 
 
-@pytest.mark.parametrize("kind", TINY_KINDS)
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [*((kind, "padded") for kind in TINY_KINDS), ("llama", "triton_tree")],
+    indirect=["attention"],
+)
 @pytest.mark.parametrize("name", HEAD_KINDS)
-def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind):
+def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind, attention):
     depth, top_k = 3, 4
-    engine = make_engine(tmp_path, name, kind, depth=depth, top_k=top_k)
+    engine = make_engine(tmp_path, name, kind, attention=attention, depth=depth, top_k=top_k)
     reference = Reference(name, kind)
     text = Text(1, [5, 9, 33, 2, 9, 33, 7])
     run(engine, [text], text.item())
@@ -228,9 +244,9 @@ def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, n
 
 
 @pytest.mark.parametrize("name", HEAD_KINDS)
-def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name):
+def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name, attention):
     depth, top_k = 3, 5
-    engine = make_engine(tmp_path, name, depth=depth, top_k=top_k)
+    engine = make_engine(tmp_path, name, attention=attention, depth=depth, top_k=top_k)
     reference = Reference(name)
     rng = np.random.default_rng(0)
     texts = [
@@ -245,9 +261,9 @@ def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name)
     assert all(len(text.tokens) > text.num_prompt for text in texts)
 
 
-def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch):
+def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, attention):
     monkeypatch.setattr("actors.eagle.eagle_drafter._SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
-    engine = make_engine(tmp_path, "eagle3", depth=4, top_k=5)
+    engine = make_engine(tmp_path, "eagle3", attention=attention, depth=4, top_k=5)
     texts = [Text(seq, [seq, 2 * seq, 7], nodes=9) for seq in range(1, 6)]
     run(engine, texts, *(text.item() for text in texts))
     for text in texts:
@@ -265,8 +281,8 @@ def test_a_cached_prefix_keeps_what_the_head_knows_of_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", HEAD_KINDS)
-def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_errors(tmp_path, name):
-    engine = make_engine(tmp_path, name)
+def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_errors(tmp_path, name, attention):
+    engine = make_engine(tmp_path, name, attention=attention)
     plain = TargetEngine(target_model(), EngineOptions(200, 4))
     prompt = [5, 9, 33, 2, 9, 33, 7, 1, 1, 8, 20]
     texts = {engine: Text(1, prompt), plain: Text(1, prompt)}
@@ -317,6 +333,34 @@ def test_an_embedding_of_the_heads_own_is_used_and_a_copy_of_the_targets_is_shar
         run(engine, [text], text.item())
         trees.append(likely_paths(text.tree))
     assert trees[0] == trees[1] != trees[2]
+
+
+def test_more_expanded_nodes_than_a_word_has_bits_and_more_children_than_outputs(tmp_path, attention):
+    engine = make_engine(tmp_path, "eagle3 reduced", attention=attention, depth=4, top_k=30)
+    text = Text(1, [5, 9, 33, 2, 9, 33, 7], nodes=120)
+    run(engine, [text], text.item())
+    assert_tree(text, Reference("eagle3 reduced"), 4, 30)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_tree_on_a_device_takes_two_copies_up_and_one_down_whatever_its_depth(tmp_path, depth):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    model = target_model()
+    save_eagle_head(tmp_path, model.config, head_tensors("eagle3", model))
+    head = load_eagle_head(tmp_path, model.config)
+    drafter = EagleDrafter(
+        model.to("meta"), head.to("meta"), 64, EagleOptions(depth=depth, top_k=4), attention="triton_tree"
+    )
+    slots = np.arange(9)
+    for _ in range(2):  # the first time constants go up, too
+        drafter.tap.open()
+        with torch.inference_mode():
+            model(torch.zeros((1, 9), dtype=torch.int64, device="meta"), paged_plan=None)
+        with counted() as mode, torch.inference_mode():
+            drafter.propose([HeadRows(0, slots + 1, slots, slots, max_nodes=8)] * 2)
+    assert mode.counts["copies up"] == 2
+    assert mode.counts["copies back"] == 1
+    assert mode.counts["waits"] == 0
 
 
 def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypatch, caplog):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.kv_cache import KvCache
+from actors.engine.kv_cache import KvCache, LayerShape
 
 SLOTS = 24
 MOVES = st.lists(
@@ -16,9 +16,12 @@ MOVES = st.lists(
 
 
 def filled() -> KvCache:
-    cache = KvCache(SLOTS, torch.device("cpu"))
-    for layer in range(2):
-        key, value = cache.layer(layer, torch.zeros(1, 1, 2), torch.zeros(1, 1, 3))
+    """Two layers of a kind, and one whose keys are of the others' values' kind."""
+    shapes = [LayerShape(1, 2, 3, torch.float32)] * 2 + [LayerShape(1, 3, 3, torch.float32)]
+    cache = KvCache(SLOTS, torch.device("cpu"), shapes)
+    for layer in range(3):
+        key, value = cache.layer(layer)
+        assert (key.shape[1:], value.shape[1:]) == ((1, shapes[layer].key_dim), (1, shapes[layer].value_dim))
         key.copy_(torch.randn(key.shape))
         value.copy_(torch.randn(value.shape))
     return cache
@@ -27,7 +30,7 @@ def filled() -> KvCache:
 @given(MOVES)
 def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
     cache = filled()
-    layers = [cache.layer(layer, torch.zeros(1, 1, 2), torch.zeros(1, 1, 3)) for layer in range(2)]
+    layers = [cache.layer(layer) for layer in range(3)]
     wanted = [tensor.clone() for pair in layers for tensor in pair]
     for move in moves:
         source, destination = (list(slots) for slots in (zip(*move, strict=True) if move else ((), ())))

@@ -28,10 +28,29 @@ def test_auto_is_16_bits_on_a_gpu_and_what_is_asked_for_stays(asked, stored, dev
     assert choose_dtype(asked, config, device) == dtype
 
 
-def test_by_default_engines_on_a_cpu_compute_in_float32_whatever_the_checkpoint_has(tmp_path):
+@pytest.mark.parametrize(
+    ("stored", "fastest", "dtype"),
+    [
+        (torch.bfloat16, "bfloat16", "bfloat16"),
+        (torch.bfloat16, "float32", "float32"),
+        (torch.float16, "bfloat16", "float32"),
+        (torch.float32, "bfloat16", "float32"),
+    ],
+)
+def test_on_a_cpu_only_a_checkpoint_in_bfloat16_is_computed_so_and_only_where_it_is_faster(stored, fastest, dtype):
+    asked = []
+    config = LlamaConfig(hidden_size=64, intermediate_size=96, dtype=stored)
+    assert choose_dtype("auto", config, "cpu", lambda *shape: asked.append(shape) or fastest) == dtype
+    assert asked == ([(64, 96)] if stored == torch.bfloat16 else [])
+
+
+@pytest.mark.parametrize("fastest", ["float32", "bfloat16"])
+def test_engines_on_a_cpu_compute_in_the_fastest_dtype_but_for_bitwise_mode(tmp_path, monkeypatch, fastest):
+    monkeypatch.setattr("actors.build.fastest_dtype", lambda *_: fastest)
     make_tiny_model("llama", layers=1, hidden_size=16).bfloat16().save_pretrained(tmp_path)
     source = ModelSource("tiny", "tiny", tmp_path)
     target = build_target_engine(source, TargetOptions(device="cpu", kv_cache_tokens=256))
+    exact = build_target_engine(source, TargetOptions(device="cpu", kv_cache_tokens=256, exact="bitwise"))
     draft = build_draft_engine(source, DraftOptions(device="cpu", kv_cache_tokens=256))
-    assert next(target.model.parameters()).dtype == torch.float32
-    assert draft._runner.model.dtype == torch.float32
+    assert next(target.model.parameters()).dtype == draft._runner.model.dtype == getattr(torch, fastest)
+    assert next(exact.model.parameters()).dtype == torch.float32

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from actors.messages import SamplingParams
 from actors.sampling import device_sampling, noise, sampler
-from actors.sampling.device_sampling import draw, draw_packed, tokens_of_shards, walk_trees
-from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows
+from actors.sampling.device_sampling import draw, draw_packed, likeliest_packed, tokens_of_shards, walk_trees
+from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows, pack_sampling
 from actors.sampling.processors import columns_of, process_logits
 from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
 from actors.sampling.verification import walk_tree
@@ -109,6 +109,37 @@ def logits_of(shape: str, num_rows: int, width: int, dtype: torch.dtype = torch.
 
 SHAPES = ["usual", "tied", "masked", "zeros", "nothing allowed", "flat", "large"]
 shapes, dtypes = st.sampled_from(SHAPES), st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+@few
+@given(
+    st.lists(params, min_size=1, max_size=4), shapes, dtypes, st.sampled_from([5, 256, 700]),
+    st.sampled_from([1, 3, 1000]), st.booleans(),
+)  # fmt: skip
+def test_kernels_find_the_likeliest_tokens_that_tensor_operations_find(
+    options: list[SamplingParams], shape: str, dtype: torch.dtype, width: int, k: int, has_ids: bool
+) -> None:
+    rows = rows_with(options)
+    logits = logits_of(shape, len(options), width, dtype)
+    ids = torch.arange(width) * 3 + 2 if has_ids else None
+    wanted_tokens, wanted_probs = sampler.likeliest_tokens(logits, rows, k, ids)
+    packed = pack_sampling(rows, width, len(rows), None if ids is None else ids.numpy())
+    tokens, probs = likeliest_packed(
+        put(logits),
+        put(packed.words),
+        k,
+        num_slots=packed.num_slots,
+        truncates=packed.truncates,
+        token_ids=None if ids is None else put(ids),
+    )
+    torch.testing.assert_close(probs.cpu(), wanted_probs, atol=1e-5, rtol=1e-4, equal_nan=True)
+    sums = process_logits(logits, rows, ids)
+    if sampler._add_noise(sums, rows, ids):
+        sums.mul_(torch.from_numpy(rows.temperature).unsqueeze(-1))
+    columns = [tokens.cpu() if ids is None else (tokens.cpu() - 2) // 3 for tokens in (tokens, wanted_tokens)]
+    found, wanted = (sums.gather(-1, one) for one in columns)  # equal sums are in any order
+    torch.testing.assert_close(found, wanted, atol=0.0, rtol=0.0, equal_nan=True)
+    assert all(len(row.unique()) == len(row) for row in columns[0])
 
 
 @few

@@ -18,12 +18,15 @@ from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig
 
 from actors.draft_model.draft_engine import DraftEngine
+from actors.engine.arena import Arena
 from actors.engine.attention.interface import Scoring
 from actors.engine.attention.padded import PaddedPlan
-from actors.engine.attention.tree_rows import TreeRows, tree_rows
-from actors.engine.kv_cache import KvCache
+from actors.engine.attention.tree_rows import TreeRows
+from actors.engine.device_inputs import send_inputs
+from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
+from actors.engine.row_tiers import row_tier
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
@@ -33,7 +36,6 @@ from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-PADDING = 3  # rows after those of the batch
 GREEDY = SamplingParams(seed=1, temperature=0.0)
 
 
@@ -55,21 +57,24 @@ class Case:
             return torch.randn(shape, generator=generator).to(device, dtype)
 
         self.forest, self.scoring, self.device, self.dtype = forest, scoring, device, dtype
-        self.num_rows = forest.batch.num_rows + PADDING
+        self.num_rows = row_tier(forest.batch.num_rows)
         self.query = random(self.num_rows, heads[0], dims[0])
         self.keys, self.values = random(self.num_rows, heads[1], dims[0]), random(self.num_rows, heads[1], dims[1])
         slots = forest.num_slots + 1
         self.pool_keys, self.pool_values = random(slots, heads[1], dims[0]), random(slots, heads[1], dims[1])
 
     def _cache(self, dtype: torch.dtype) -> KvCache:
-        kv = KvCache(self.forest.num_slots, self.device)
-        keys, values = kv.layer(0, self.keys.to(dtype), self.values.to(dtype))
+        shape = LayerShape(self.keys.shape[1], self.keys.shape[2], self.values.shape[2], dtype)
+        kv = KvCache(self.forest.num_slots, self.device, [shape])
+        keys, values = kv.layer(0)
         keys.copy_(self.pool_keys)
         values.copy_(self.pool_values)
         return kv
 
     def rows(self) -> TreeRows:
-        return tree_rows(self.forest.batch, self.num_rows, self.forest.num_slots, self.device)
+        batch, nothing = self.forest.batch, np.zeros((2, 0), np.int64)
+        inputs = send_inputs(Arena(self.device), batch, np.array([0]), 1, nothing, self.forest.num_slots)
+        return inputs.rows
 
     def wanted(self) -> tuple[torch.Tensor, KvCache]:
         kv = self._cache(torch.float32)
@@ -91,7 +96,7 @@ class Case:
     def check(self, **launch: int) -> None:
         (wanted, wanted_kv), (got, kv) = self.wanted(), self.got(**launch)
         torch.testing.assert_close(got, wanted, atol=TOLERANCES[self.dtype], rtol=TOLERANCES[self.dtype])
-        caches = (cache.layer(0, self.keys, self.values) for cache in (kv, wanted_kv))
+        caches = (cache.layer(0) for cache in (kv, wanted_kv))
         for ours, theirs in zip(*caches, strict=True):
             assert torch.equal(ours[:-1].float(), theirs[:-1]), "the cache, without the slot of padding rows"
 

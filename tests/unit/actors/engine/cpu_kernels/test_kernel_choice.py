@@ -68,6 +68,21 @@ def test_another_machine_under_the_same_home_is_measured_too(small_measurements,
     assert list(kept.values()) == [{"float32 512x256": "packed"}]
 
 
+@pytest.mark.parametrize(("slower", "dtype"), [(1.05, "float32"), (1.3, "bfloat16")])
+def test_bfloat16_must_be_faster_by_a_tenth(slower, dtype, small_measurements, tmp_path, monkeypatch):
+    def measured(of, *_, stored):
+        assert stored == torch.bfloat16
+        return {"panel": [slower, slower], "plain": [9.0, 9.0]} if of == torch.float32 else {"panel": [1.0, 1.0]}
+
+    path = tmp_path / "cpu_kernels.json"
+    monkeypatch.setattr(kernel_choice, "measure", measured)
+    choices = KernelChoices(path)
+    assert choices.dtype(512, 256) == dtype
+    choices.save()
+    monkeypatch.setattr(kernel_choice, "measure", None)  # would raise
+    assert KernelChoices(path).dtype(512, 256) == dtype
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "\0"])
 def test_a_file_that_is_no_record_is_measured_anew(text, small_measurements, tmp_path, monkeypatch):
     path = tmp_path / "cpu_kernels.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from actors.engine.cpu_kernels.microkernel import panels_at_once
+from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES, panels_at_once
 from actors.engine.cpu_kernels.panel_linear import PanelLinear
 from actors.engine.cpu_kernels.threads import has_openmp
 
@@ -37,11 +38,12 @@ def linear(in_features: int, out_features: int, *, bias: bool = False, dtype: to
     out_features=st.integers(1, 140),
     bias=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    ahead_bytes=st.sampled_from([0, AHEAD_BYTES]),
 )
-def test_outputs_are_the_products_to_within_rounding(rows, in_features, out_features, bias, dtype):
+def test_outputs_are_the_products_to_within_rounding(rows, in_features, out_features, bias, dtype, ahead_bytes):
     layer = linear(in_features, out_features, bias=bias, dtype=dtype)
     inputs = torch.randn(1, rows, in_features, generator=torch.Generator().manual_seed(rows)).to(dtype)
-    outputs = PanelLinear(layer)(inputs)
+    outputs = PanelLinear(layer, ahead_bytes)(inputs)
     exact = nn.functional.linear(inputs.double(), layer.weight.double(), layer.bias.double() if bias else None)
     magnitude = nn.functional.linear(inputs.double().abs(), layer.weight.double().abs()) + 1.0
     assert outputs.dtype == dtype
@@ -57,6 +59,16 @@ def test_the_bits_of_a_row_depend_neither_on_other_rows_nor_on_its_place(dtype):
     for count in (1, 2, 3, 5, 8, 13):
         for first in range(0, 23 - count, 4):
             assert torch.equal(layer(inputs[first : first + count]), together[first : first + count])
+
+
+def test_pairs_of_bfloat16_are_multiplied_where_the_processor_can():
+    has_instructions = sys.platform == "linux" and "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+    assert PanelLinear(linear(64, 32, dtype=torch.bfloat16))._has_pairs == has_instructions
+    assert not PanelLinear(linear(63, 32, dtype=torch.bfloat16))._has_pairs
+    assert not PanelLinear(linear(64, 32, dtype=torch.float16))._has_pairs
+    exact_in_16_bits = linear(64, 32)
+    exact_in_16_bits.weight.data = exact_in_16_bits.weight.bfloat16().float()
+    assert not PanelLinear(exact_in_16_bits)._has_pairs, "inputs of 32 bits would be rounded"
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads():
@@ -104,10 +116,11 @@ _PRODUCT = """
 import torch
 from actors.engine.cpu_kernels.panel_linear import PanelLinear
 torch.manual_seed(1)
-layer = torch.nn.Linear(500, 100)
-for rows in (1, 2, 3, 4, 5, 6, 9):
-    inputs = torch.randn(rows, 500)
-    assert torch.allclose(PanelLinear(layer)(inputs), layer(inputs), atol=1e-4), rows
+for dtype, atol in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+    layer = torch.nn.Linear(500, 100, dtype=dtype)
+    for rows in (1, 2, 3, 4, 5, 6, 9):
+        inputs = torch.randn(rows, 500, dtype=dtype)
+        assert torch.allclose(PanelLinear(layer)(inputs), layer(inputs), atol=atol), (dtype, rows)
 print("right")
 """
 

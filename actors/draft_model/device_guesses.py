@@ -1,0 +1,47 @@
+"""Guesses of a draft model on an accelerator: one copy up and one down a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+
+import numpy as np
+import torch
+
+from actors.engine.arena import Part
+from actors.engine.batch import SequenceRows, pack
+from actors.engine.model_runner import ModelRunner, last_rows
+from actors.engine.row_tiers import row_tier
+from actors.sampling.device_sampling import likeliest_packed
+from actors.sampling.packed_rows import pack_sampling
+from actors.sampling.rows import RowSampling
+
+
+@torch.inference_mode()
+def likeliest_after(
+    runner: ModelRunner,
+    parts: Sequences[SequenceRows],
+    wanted: Sequences[int],
+    sampling: RowSampling,
+    k: int,
+    vocab_map: torch.Tensor | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """`likeliest_tokens` after the last `wanted` rows of each part: tokens int32 and probabilities float32, [rows, k].
+
+    runner: with device inputs. sampling: of all wanted rows. vocab_map: int64, on the device, as `token_ids` there.
+    """
+    batch = pack(parts)
+    num_logits = row_tier(sum(wanted))
+    ids = None if vocab_map is None or not len(sampling.tokens) else vocab_map.cpu().numpy()
+    packed = pack_sampling(sampling, runner.num_outputs, num_logits, ids)
+    rows = last_rows(batch.first_rows, np.array(wanted))
+    inputs = runner.send(batch, rows, num_logits, [Part(packed.words, packed.words.shape)])
+    tokens, probs = likeliest_packed(
+        runner.compute(inputs),
+        inputs.more[0],
+        k,
+        num_slots=packed.num_slots,
+        truncates=packed.truncates,
+        token_ids=vocab_map,
+    )
+    found = torch.stack([tokens.to(torch.int32), probs.view(torch.int32)]).cpu().numpy()[:, : len(rows)]
+    return found[0], np.ascontiguousarray(found[1]).view(np.float32)

@@ -1,0 +1,69 @@
+"""Brings the arrays of a round to a device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+_ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
+_FIRST_BYTES = 1 << 16
+
+
+class Part(NamedTuple):
+    """An array in the corner of a larger one, whose further elements are `fill`."""
+
+    array: np.ndarray
+    shape: tuple[int, ...]
+    fill: int = 0
+
+
+class _Layout(NamedTuple):
+    num_bytes: int
+    host: list[np.ndarray]
+    device: list[torch.Tensor]
+
+
+class Arena:
+    """A buffer on the host, pinned for CUDA, and one on the device. Arrays of the same shapes and dtypes have the same
+    addresses each time, as long as `generation` stays."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.generation = 0  # of the buffers, which are replaced by larger ones
+        self._allocate(_FIRST_BYTES)
+
+    def _allocate(self, num_bytes: int) -> None:
+        is_pinned = self._device.type == "cuda"
+        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        self._layouts: dict[tuple[tuple[tuple[int, ...], str], ...], _Layout] = {}
+
+    def send(self, parts: Sequences[Part]) -> list[torch.Tensor]:
+        """The arrays on the device, in order. They hold until the next call, before which the device must have read
+        them."""
+        key = tuple([(part.shape, part.array.dtype.str) for part in parts])
+        layout = self._layouts.get(key) or self._lay_out(key)
+        for part, place in zip(parts, layout.host, strict=True):
+            place.fill(part.fill)
+            place[tuple([slice(size) for size in part.array.shape])] = part.array
+        used = layout.num_bytes
+        self._on_device[:used].copy_(self._host[:used], non_blocking=True)
+        return layout.device
+
+    def _lay_out(self, key: tuple[tuple[tuple[int, ...], str], ...]) -> _Layout:
+        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in key]
+        ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()
+        if ends[-1] > len(self._host):
+            self.generation += 1
+            self._allocate(1 << (ends[-1] - 1).bit_length())
+        host, device = [], []
+        for (shape, dtype), size, begin in zip(key, sizes, [0, *ends], strict=False):
+            view = self._host[begin : begin + size].numpy().view(dtype).reshape(shape)
+            host.append(view)
+            of_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
+            device.append(self._on_device[begin : begin + size].view(of_dtype).view(shape))
+        layout = self._layouts[key] = _Layout(ends[-1], host, device)
+        return layout

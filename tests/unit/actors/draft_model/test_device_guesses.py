@@ -1,0 +1,83 @@
+"""A draft engine with inputs on a device drafts what it drafts without, by one copy up and one down a forward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from actors.draft_model.draft_engine import DraftEngine
+from actors.engine.options import EngineOptions
+from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
+from paceline_testing.integrity import check_integrity
+from paceline_testing.tiny_models import make_tiny_model
+from tests.gpu.launches import counted
+
+VOCAB = 61
+SAMPLINGS = [
+    SamplingParams(1, temperature=0.0),
+    SamplingParams(2, temperature=0.9),
+    SamplingParams(3, temperature=1.2, top_p=0.9, top_k=30),
+    SamplingParams(4, temperature=0.7, repetition_penalty=1.3, logit_bias=((7, 3.0),)),
+]
+
+
+def drafts(attention: str, device: torch.device, samplings: list[SamplingParams], vocab_map: torch.Tensor | None):
+    """Trees of two rounds: after a prompt, and after tokens that the drafts foresaw or not."""
+    columns = VOCAB if vocab_map is None else len(vocab_map)
+    model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
+    if columns != VOCAB:
+        model.lm_head = torch.nn.Linear(32, columns, bias=False)
+        torch.nn.init.normal_(model.lm_head.weight, generator=torch.Generator().manual_seed(0))
+    model.requires_grad_(False)
+    if vocab_map is not None:
+        vocab_map = vocab_map.to(device)
+    engine = DraftEngine(model.to(device), EngineOptions(256, 4, attention=attention), vocab_map)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 23, 17, 9)]
+    found = []
+    items = [
+        DraftItem(SequenceDelta(index + 1, 0, prompt), 8, SequenceStart(samplings[index % len(samplings)], len(prompt)))
+        for index, prompt in enumerate(prompts)
+    ]
+    for number in range(2):
+        trees = engine.draft(DraftBatch(number + 1, items)).trees
+        check_integrity(engine)
+        found += [(tree.token_ids.tolist(), tree.parents.tolist()) for tree in trees]
+        items = []
+        for index, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
+            new = np.array([tree.token_ids[0] if index % 2 else 3, 5], np.int32)
+            items.append(DraftItem(SequenceDelta(index + 1, len(prompt), new), 8))
+    return found
+
+
+@pytest.mark.parametrize("vocab_map", [None, torch.arange(0, VOCAB, 2)], ids=["whole", "reduced"])
+def test_trees_are_the_same_for_all_kinds_of_sampling(triton_device, vocab_map):
+    wanted = drafts("padded", triton_device, SAMPLINGS, vocab_map)
+    assert sum(len(tokens) for tokens, _ in wanted) > 30
+    assert drafts("triton_tree", triton_device, SAMPLINGS, vocab_map) == wanted
+
+
+def test_sequences_under_the_rejection_rule_are_drafted_for_among_others(triton_device):
+    samplings = [SamplingParams(1, temperature=1.0, acceptance="rejection"), SamplingParams(2, temperature=0.8)]
+    wanted = drafts("padded", triton_device, samplings, None)
+    assert drafts("triton_tree", triton_device, samplings, None) == wanted
+
+
+def test_a_forward_takes_one_copy_up_and_one_down():
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    with torch.device("meta"):
+        model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
+    engine = DraftEngine(model, EngineOptions(256, 4, attention="triton_tree"))
+    forwards = []
+    model.register_forward_hook(lambda *_: forwards.append(None))
+    sampling = SamplingParams(1, temperature=0.8)
+    with counted() as mode:
+        for number in range(3):
+            tokens = np.arange(9, dtype=np.int32)
+            deltas = [SequenceDelta(seq_id, 9 * number, tokens) for seq_id in (1, 2, 3)]
+            begin = SequenceStart(sampling, 9) if number == 0 else None
+            engine.draft(DraftBatch(number + 1, [DraftItem(delta, 5, begin) for delta in deltas]))
+    assert len(forwards) >= 3
+    assert mode.counts["copies up"] == mode.counts["copies back"] == len(forwards)
+    assert mode.counts["waits"] == 0

@@ -1,0 +1,204 @@
+"""Rounds on a device against rounds on the host; and that a round reads and writes what the round before it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from actors.engine.options import EngineOptions
+from actors.engine.row_tiers import row_tier
+from actors.engine.target_engine import TargetEngine
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from paceline_testing.drafting import tree_to_verify
+from paceline_testing.integrity import check_integrity
+from paceline_testing.tiny_models import make_tiny_model
+
+VOCAB = 61
+SAMPLINGS = [
+    SamplingParams(1, temperature=0.0),
+    SamplingParams(2, temperature=0.9),
+    SamplingParams(3, temperature=1.3, top_p=0.8, top_k=20),
+    SamplingParams(4, temperature=0.7, repetition_penalty=1.4, presence_penalty=0.5),
+    SamplingParams(5, temperature=0.0, frequency_penalty=1.0, logit_bias=((7, 3.0), (9, -100.0))),
+    SamplingParams(6, temperature=1.0, min_p=0.05),
+]
+
+
+class Rounds:
+    """Random rounds of an engine: prompts in chunks, trees of any size, sequences that end. The same for a seed as long
+    as the engine says the same."""
+
+    def __init__(self, engine: TargetEngine, seed: int, samplings: list[SamplingParams], most_nodes: int = 9) -> None:
+        self.engine = engine
+        self.rng = np.random.default_rng(seed)
+        self.samplings = samplings
+        self.most_nodes = most_nodes
+        self.texts: dict[int, list[int]] = {}
+        self.sent: dict[int, int] = {}
+        self.prompts: dict[int, int] = {}
+        self.number = 0
+        self.probs: list[np.ndarray] = []  # of the successors
+
+    def start(self, length: int) -> None:
+        seq_id = len(self.prompts) + 1
+        self.texts[seq_id] = self.rng.integers(0, VOCAB, length).tolist()
+        self.prompts[seq_id], self.sent[seq_id] = length, 0
+
+    def tree(self, nodes: int) -> tuple[list[int], list[int]]:
+        parents = [int(self.rng.integers(-1, node)) for node in range(nodes)]
+        taken: dict[int, int] = {}  # children have different tokens
+        tokens = []
+        for parent in parents:
+            tokens.append((taken.get(parent, int(self.rng.integers(0, VOCAB))) + 1) % VOCAB)
+            taken[parent] = tokens[-1]
+        return tokens, parents
+
+    def step(self, nodes: int | None = None, num_successors: int = 0) -> list[Any]:
+        """What a round says: its verdicts and successors."""
+        self.number += 1
+        items, trees = [], {}
+        for seq_id, text in self.texts.items():
+            sent = self.sent[seq_id]
+            begin = None if sent else SequenceStart(self.samplings[seq_id % len(self.samplings)], self.prompts[seq_id])
+            count = int(self.rng.integers(0, self.most_nodes + 1)) if nodes is None else nodes
+            tokens, parents = self.tree(count)
+            trees[seq_id] = tokens
+            delta = SequenceDelta(seq_id, sent, np.array(text[sent:], np.int32))
+            self.sent[seq_id] = len(text)
+            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin))
+        result = self.engine.verify(VerifyBatch(self.number, items, num_successors=num_successors))
+        check_integrity(self.engine)
+        said: list[Any] = []
+        for verdict in result.verdicts:
+            said.append((verdict.seq_id, verdict.next_token, verdict.path.tolist(), verdict.num_nodes))
+            if verdict.next_token >= 0:
+                accepted = [trees[verdict.seq_id][node] for node in verdict.path]
+                self.texts[verdict.seq_id] += [*accepted, verdict.next_token]
+        if result.successors is not None:
+            said.append(result.successors.token_ids.tolist())
+            self.probs.append(result.successors.probs)
+        return said
+
+
+def engine_with(attention: str, device: torch.device) -> TargetEngine:
+    model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
+    return TargetEngine(model.to(device), EngineOptions(128, 4, attention=attention))
+
+
+@pytest.mark.parametrize("num_successors", [0, 3])
+def test_the_device_says_what_the_host_says_for_all_kinds_of_sampling_at_once(triton_device, num_successors):
+    engines = {name: engine_with(name, triton_device) for name in ("padded", "triton_tree")}
+    rounds = {name: Rounds(engine, 7, SAMPLINGS) for name, engine in engines.items()}
+    accepted = 0
+    for number in range(7):
+        for each in rounds.values():
+            if number in (0, 2):
+                for length in (5, 19, 2) if number == 0 else (11, 3, 4):
+                    each.start(length)
+        host, device = (each.step(num_successors=num_successors) for each in rounds.values())
+        assert device == host
+        accepted += sum(len(said[2]) for said in host if isinstance(said, tuple))
+    for ours, theirs in zip(*(each.probs for each in rounds.values()), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert accepted > 0
+    assert all(len(text) > each.prompts[seq_id] + 3 for seq_id, text in each.texts.items())
+
+
+def test_a_chain_under_the_rejection_rule_among_others(triton_device):
+    samplings = [SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=1.0, acceptance="rejection")]
+    said = []
+    for name in ("padded", "triton_tree"):
+        rounds = Rounds(engine_with(name, triton_device), 3, samplings)
+        for length in (6, 9, 4):
+            rounds.start(length)
+        said.append([rounds.step() for _ in range(4)])
+    assert said[0] == said[1]
+
+
+class Recorder(TorchDispatchMode):
+    """Of every operation's inputs: where they lie, or which operation of the round made them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, ...]] = []
+        self._made: dict[int, tuple[int, int]] = {}
+        self._kept: list[Any] = []  # storages, whose addresses would be taken by others
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in ("_to_copy", "to") and kwargs.get("device") == torch.device("cpu"):
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)  # the results
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        storages = {leaf.untyped_storage()._cdata for leaf in given}
+        inputs = tuple([self._place(leaf) for leaf in tree_leaves((args, kwargs))])
+        made = func(*args, **kwargs)
+        for index, leaf in enumerate(tree_leaves(made)):
+            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in storages:
+                storage = leaf.untyped_storage()
+                self._kept.append(storage)
+                self._made.setdefault(storage._cdata, (len(self.operations), index))
+        self.operations.append((str(func), inputs))
+        return made
+
+    def _place(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf if not isinstance(leaf, float) else repr(leaf)
+        if leaf.device.type == "cpu":
+            return "host", leaf.dtype, leaf.shape, leaf.stride()
+        storage = leaf.untyped_storage()
+        self._kept.append(storage)
+        place = self._made.get(storage._cdata, storage._cdata)
+        return place, leaf.dtype, leaf.shape, leaf.stride(), leaf.storage_offset()
+
+
+def operations_of(rounds: Rounds, nodes: int) -> list[tuple[Any, ...]]:
+    """Of a decoding round in which every sequence has one new token and a tree of `nodes` nodes."""
+    for seq_id, text in rounds.texts.items():
+        del text[rounds.sent[seq_id] :]
+        text.append(int(rounds.rng.integers(0, VOCAB)))
+    with Recorder() as recorder:
+        rounds.step(nodes)
+    return recorder.operations
+
+
+def test_all_rounds_of_a_shape_run_the_same_operations_on_the_same_places():
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    with torch.device("meta"):
+        model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
+    engine = TargetEngine(model, EngineOptions(4096, 4, attention="triton_tree"))
+    rounds = Rounds(engine, 1, [SamplingParams(1, temperature=0.8)])
+    kinds: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
+    known, compared = set(), 0
+    for number in range(200):
+        if number < 12 and number % 3 == 0:
+            rounds.start(8)
+            with Recorder():
+                rounds.step(0)  # the prompt
+        nodes = int(rounds.rng.integers(0, 4))
+        operations = operations_of(rounds, nodes)
+        sequences = len(rounds.texts)
+        context = max(rounds.sent.values()) + nodes
+        kind = row_tier(sequences * (1 + nodes)), row_tier(sequences), 1 << (context - 1).bit_length()
+        kind += (1 << (max(1, nodes) - 1).bit_length(),)
+        if kind in known:  # the first round of a kind finds places for its inputs
+            compared += kind in kinds
+            assert kinds.setdefault(kind, operations) == operations, kind
+        known.add(kind)
+    assert len(kinds) > 4
+    assert compared > 120
+
+
+def test_a_temporary_of_the_host_or_another_address_is_seen():
+    with torch.device("meta"):
+        first, second = torch.zeros(4), torch.zeros(4)
+    seen = []
+    for tensor in (first, first, second):
+        with Recorder() as recorder:
+            (tensor + 1) * 2
+        seen.append(recorder.operations)
+    assert seen[0] == seen[1] != seen[2]
