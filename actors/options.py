@@ -24,8 +24,8 @@ class ModelOptions(Options):
     """How a model, target or draft, is loaded and how large its KV cache is."""
 
     dtype: Dtype = "auto"
-    """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint that
-    has it where this processor is faster so by a tenth, which is measured at the first start."""
+    """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint
+    that has it where this processor is faster so by a tenth, which is measured at the first start."""
     quantization: Quantization = "none"
     """Bits of the weights of linear layers."""
     device: str = "auto"
