@@ -34,6 +34,8 @@ class ModelOptions(Options):
     """Torch threads of one rank or draft worker, on CPU."""
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     """Tokens of the KV cache. null: as many as the device's memory has room for."""
+    enforce_eager: bool = False
+    """On a GPU, neither compile layers nor record CUDA graphs."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a KV block."""
 
