@@ -127,9 +127,7 @@ def build_draft_engine(
         tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
     engine = DraftEngine(
         draft.model,
-        EngineOptions(
-            max(1, tokens // options.block_size), options.block_size, is_eager=options.enforce_eager
-        ),
+        EngineOptions(max(1, tokens // options.block_size), options.block_size, is_eager=options.enforce_eager),
         draft.token_ids,
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,

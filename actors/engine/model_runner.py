@@ -17,9 +17,9 @@ from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
+from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.cpu_kernels.rms_norm import replace_norms
-from actors.engine.compiled.layers import compile_model
 from actors.engine.device_inputs import DeviceInputs, send_inputs
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
@@ -72,8 +72,8 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
         is_eager: bool = False,
     ) -> None:
-        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: on CUDA, layers are not compiled and
-        launches not recorded, as nowhere else. Raises ModelError for layers that it does not compute right."""
+        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: on CUDA, layers are not compiled, and
+        launches not recorded. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device
         self._attention = attention or choose_attention(self.device)
         if self.device.type == "cuda":

@@ -85,6 +85,9 @@ class RecordedLaunches:
         except Exception as error:
             self._has_failed = True
             self._recorded.clear()
-            logger.warning("launches are not recorded, which makes rounds slower: %s", (str(error).splitlines() or [type(error).__name__])[0])
+            logger.warning(
+                "launches are not recorded, which makes rounds slower: %s",
+                (str(error).splitlines() or [type(error).__name__])[0],
+            )
             return None
         return recorded

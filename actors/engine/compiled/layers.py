@@ -75,7 +75,7 @@ def _layer_index(layer: nn.Module) -> int:
     found = {module.layer_idx for module in layer.modules() if hasattr(module, "layer_idx")}
     if len(found) != 1 or "forward" in vars(layer):
         raise ModelError(
-            f"{type(layer).__name__} has {len(found)} caches and {'a replaced' if 'forward' in vars(layer) else 'its own'}"
+            f"{type(layer).__name__} has {len(found)} caches and {'another' if 'forward' in vars(layer) else 'its own'}"
             " forward; it must have one cache and its own forward"
         )
     return int(found.pop())

@@ -46,7 +46,7 @@ class OpaquePlan:
         )
 
 
-def _attend(
+def attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -65,7 +65,7 @@ def _empty(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *rest:
 
 
 _library = torch.library.Library("paceline", "FRAGMENT")
-_library.define("attend" + torch.library.infer_schema(_attend, mutates_args=()))
+_library.define("attend" + torch.library.infer_schema(attend, mutates_args=()))
 for _key in ("CPU", "CUDA"):
-    _library.impl("attend", _attend, _key)
+    _library.impl("attend", attend, _key)
 torch.library.register_fake("paceline::attend", _empty, lib=_library)

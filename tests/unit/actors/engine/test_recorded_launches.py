@@ -11,7 +11,7 @@ from actors.engine.feature_tap import FeatureTap
 from actors.engine.recorded_launches import RecordedLaunches
 from actors.messages import SamplingParams
 from paceline_testing.op_graph import OpGraphs
-from tests.unit.actors.engine.test_device_rounds import SAMPLINGS, VOCAB, Rounds, engine_with
+from tests.unit.actors.engine.test_device_rounds import SAMPLINGS, Rounds, engine_with
 
 
 class Doubling:
