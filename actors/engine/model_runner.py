@@ -72,8 +72,8 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
         is_eager: bool = False,
     ) -> None:
-        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: on CUDA, layers are not compiled, and
-        launches not recorded. Raises ModelError for layers that it does not compute right."""
+        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: on CUDA, layers are not compiled
+        and launches not recorded. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device
         self._attention = attention or choose_attention(self.device)
         if self.device.type == "cuda":
