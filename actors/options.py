@@ -24,8 +24,8 @@ class ModelOptions(Options):
     """How a model, target or draft, is loaded and how large its KV cache is."""
 
     dtype: Dtype = "auto"
-    """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint that
-    has it where this processor is faster so by a tenth, which is measured at the first start."""
+    """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint
+    that has it where this processor is faster so by a tenth, which is measured at the first start."""
     quantization: Quantization = "none"
     """Bits of the weights of linear layers."""
     device: str = "auto"
@@ -34,6 +34,8 @@ class ModelOptions(Options):
     """Torch threads of one rank or draft worker, on CPU."""
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     """Tokens of the KV cache. null: as many as the device's memory has room for."""
+    enforce_eager: bool = False
+    """On a GPU, neither compile layers nor record CUDA graphs."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a KV block."""
 
