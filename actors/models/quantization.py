@@ -182,7 +182,7 @@ def largest_of_rows(weight: Tensor) -> Tensor:
 
 
 def _row_blocks(weight: Tensor) -> Iterator[slice]:
-    """The rows of a weight, _BLOCK weights at a time: the widened copy of a large layer may exceed the layers before."""
+    """The rows of a weight, _BLOCK weights at a time: a widened copy of it all might exceed what was loaded before."""
     count = max(1, _BLOCK // max(1, weight[0].numel()))
     return (slice(start, start + count) for start in range(0, len(weight), count))
 

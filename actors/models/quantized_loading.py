@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -40,7 +39,7 @@ _GATHERED = "paceline_gathered_columns"
 
 
 @register_quantization_config(_METHOD)
-class WhileLoading(QuantizationConfigMixin):  # type: ignore[misc]
+class WhileLoading(QuantizationConfigMixin):
     """The argument `quantization_config` of `from_pretrained`.
 
     keep_head: the output layer stays as it is in the checkpoint.
@@ -54,7 +53,7 @@ class WhileLoading(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 @register_quantizer(_METHOD)
-class LinearQuantizer(HfQuantizer):  # type: ignore[misc]
+class LinearQuantizer(HfQuantizer):
     """Replaces each `nn.Linear` when its weight is read. Afterwards nothing of it stays with the model.
 
     A tied output layer is quantized at last, from the embeddings, which stay whole.
@@ -80,14 +79,14 @@ class LinearQuantizer(HfQuantizer):  # type: ignore[misc]
             if self._in_int4(linear) and style.startswith(("rowwise", "colwise")):
                 check_int4_shard(name, linear, config.ranks, by_input=style.startswith("rowwise"))
 
-    def update_parallel_plan(self, model: PreTrainedModel, plan: dict[str, str]) -> None:
+    def update_parallel_plan(self, model: PreTrainedModel, plan: dict[str, Any]) -> None:
         for name, style in plan.items():
             if style in ("colwise_gather_output", "colwise_rep"):
                 plan[name] = _GATHERED
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:
-        name, _, kind = param_name.rpartition(".")
-        return kind == "weight" and name in self._names and param_name not in self._tied
+        is_linear = param_name.endswith(".weight") and param_name.removesuffix(".weight") in self._names
+        return is_linear and param_name not in self._tied
 
     @property
     def quantized_element_size(self) -> float:
@@ -136,7 +135,7 @@ class LinearQuantizer(HfQuantizer):  # type: ignore[misc]
         return False
 
 
-class _Quantize(ConversionOps):  # type: ignore[misc]
+class _Quantize(ConversionOps):
     def __init__(self, quantizer: LinearQuantizer) -> None:
         self._quantizer = quantizer
 
@@ -165,8 +164,8 @@ def _maxima_of_whole_rows(weight: Tensor, placeholder: Tensor) -> Tensor:
     return maxima
 
 
-class _GatheredColumns(ColwiseParallel):  # type: ignore[misc]
-    """Column-wise with gathered outputs. A quantized layer has `out_features` of its own rank; the style asks for all."""
+class _GatheredColumns(ColwiseParallel):
+    """Column-wise with gathered outputs. A quantized layer has its rank's `out_features`; the style asks for all."""
 
     def transform_output_post_forward(self, module: nn.Module, output: Tensor, mesh: Any) -> Tensor:
         if isinstance(module, Int8Linear | Int4Linear):
@@ -174,12 +173,14 @@ class _GatheredColumns(ColwiseParallel):  # type: ignore[misc]
         return super().transform_output_post_forward(module, output, mesh)
 
 
-ALL_PARALLEL_STYLES.register(_GATHERED, _GatheredColumns(output_layouts=ALL_PARALLEL_STYLES["colwise_rep"].output_layouts))
+ALL_PARALLEL_STYLES.register(
+    _GATHERED, _GatheredColumns(output_layouts=ALL_PARALLEL_STYLES["colwise_rep"].output_layouts)
+)
 
 
 @contextlib.contextmanager
 def read_by_tensor() -> Iterator[None]:
-    """Read safetensors into memory of their own: pages of a mapped file would stay resident until the file is closed."""
+    """Read tensors into memory of their own: pages of a mapped file stay resident until it is closed."""
     from transformers import modeling_utils
 
     original = modeling_utils.safe_open

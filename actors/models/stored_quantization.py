@@ -21,7 +21,7 @@ def stored_quantization(config: PretrainedConfig) -> dict[str, Any] | None:
 def check_stored_quantization(
     source: ModelSource, stored: dict[str, Any], quantization: Quantization, device: str
 ) -> None:
-    """Raises ModelError unless `transformers` can load this format onto the device, without a `quantization` of ours."""
+    """Raises ModelError unless `transformers` loads this format onto the device and no `quantization` is asked for."""
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, AutoHfQuantizer
 
     method = str(stored.get("quant_method") or "")
@@ -45,5 +45,5 @@ def check_stored_quantization(
     except Exception as error:  # each format tells in its own way what it lacks
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(
-            f"model {source.spec!r}: its weights are quantized with {method}, which cannot run on {device} here: {reason}"
+            f"model {source.spec!r}: its weights are quantized with {method}, which {device} cannot load here: {reason}"
         ) from None
