@@ -1,4 +1,4 @@
-"""Tokens with draft trees on the device against the unpatched model's, and against the same engine on the host's path."""
+"""Tokens with draft trees on the device against the unpatched model's, and against the host's path of the engine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
                 decoding = Drafted(engine, truths, prompts, right=3)
                 while min(len(decoding.output(index)) for index in range(len(prompts))) < steps:
                     decoding.round(7)
-                same = sum(
-                    _common(decoding.output(index)[:steps], truth[:steps]) for index, truth in enumerate(truths)
-                )
+                same = sum(_common(decoding.output(index)[:steps], truth[:steps]) for index, truth in enumerate(truths))
                 yield {
                     "kind": kind, "dtype": str(dtype), "compiled": not is_eager,
                     "same as transformers": f"{same}/{steps * len(prompts)}", "accepted": decoding.accepted,
@@ -48,7 +46,11 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
             while min(len(decoding.output(index)) for index in range(3)) < steps:
                 decoding.round(nodes)
             outputs.append([decoding.output(index)[:steps] for index in range(3)])
-        yield {"sampling": name, "equal": all(output == outputs[0] for output in outputs), "of": "host, device, drafted"}
+        yield {
+            "sampling": name,
+            "equal": all(output == outputs[0] for output in outputs),
+            "of": "host, device, drafted",
+        }
 
 
 @torch.inference_mode()

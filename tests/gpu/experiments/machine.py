@@ -17,7 +17,8 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     is_cuda = setting.device.type == "cuda"
     yield {
         "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-        "triton": triton.__version__, "cuda": torch.version.cuda, "device": torch.cuda.get_device_name() if is_cuda else "cpu",
+        "triton": triton.__version__, "cuda": torch.version.cuda,
+        "device": torch.cuda.get_device_name() if is_cuda else "cpu",
     }  # fmt: skip
     for gigabytes in setting.of((1, 8), (0.001,)):
         weights = torch.randn(int(gigabytes * 2**30) // 4, device=setting.device)
