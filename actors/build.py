@@ -95,10 +95,11 @@ def build_target_engine(
         block_size=options.block_size,
         prefix_cache=options.prefix_cache,
         exact=options.exact,
+        is_eager=options.enforce_eager,
     )
     engine = TargetEngine(model, engine_options, samples=rank == 0)
     if head is not None:
-        engine.eagle_head = EagleDrafter(model, head, engine_options.num_slots, options.eagle)
+        engine.attach_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle))
     return engine
 
 
@@ -126,7 +127,7 @@ def build_draft_engine(
         tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
     engine = DraftEngine(
         draft.model,
-        EngineOptions(max(1, tokens // options.block_size), options.block_size),
+        EngineOptions(max(1, tokens // options.block_size), options.block_size, is_eager=options.enforce_eager),
         draft.token_ids,
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,

@@ -24,16 +24,19 @@ class ModelOptions(Options):
     """How a model, target or draft, is loaded and how large its KV cache is."""
 
     dtype: Dtype = "auto"
-    """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint that
-    has it where this processor is faster so by a tenth, which is measured at the first start."""
+    """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint
+    that has it where this processor is faster so by a tenth, which is measured at the first start."""
     quantization: Quantization = "none"
-    """Bits of the weights of linear layers."""
+    """Bits of the weights of linear layers, which are quantized while they are read. A checkpoint that is quantized
+    itself needs none."""
     device: str = "auto"
     """auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Torch threads of one rank or draft worker, on CPU."""
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     """Tokens of the KV cache. null: as many as the device's memory has room for."""
+    enforce_eager: bool = False
+    """On a GPU, neither compile layers nor record CUDA graphs."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a KV block."""
 
@@ -70,9 +73,10 @@ class TargetOptions(ModelOptions):
 
     @model_validator(mode="after")
     def _needs_one_rank(self) -> TargetOptions:
-        for name, value in (("quantization", self.quantization), ("eagle_head", self.eagle_head)):
-            if value != "none" and self.tensor_parallel > 1:
-                raise ValueError(f"{name} is {value!r} with tensor_parallel {self.tensor_parallel}; it needs 1")
+        if self.eagle_head != "none" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"eagle_head is {self.eagle_head!r} with tensor_parallel {self.tensor_parallel}; it needs 1"
+            )
         return self
 
     @property

@@ -35,13 +35,18 @@ def likeliest_after(
     packed = pack_sampling(sampling, runner.num_outputs, num_logits, ids)
     rows = last_rows(batch.first_rows, np.array(wanted))
     inputs = runner.send(batch, rows, num_logits, [Part(packed.words, packed.words.shape)])
-    tokens, probs = likeliest_packed(
-        runner.compute(inputs),
-        inputs.more[0],
-        k,
-        num_slots=packed.num_slots,
-        truncates=packed.truncates,
-        token_ids=vocab_map,
-    )
-    found = torch.stack([tokens.to(torch.int32), probs.view(torch.int32)]).cpu().numpy()[:, : len(rows)]
-    return found[0], np.ascontiguousarray(found[1]).view(np.float32)
+
+    def launch() -> torch.Tensor:
+        tokens, probs = likeliest_packed(
+            runner.compute(inputs),
+            inputs.more[0],
+            k,
+            num_slots=packed.num_slots,
+            truncates=packed.truncates,
+            token_ids=vocab_map,
+        )
+        return torch.stack([tokens.to(torch.int32), probs.view(torch.int32)])
+
+    found = runner.launch(inputs, (k, packed.num_slots, packed.truncates), launch)
+    of_rows = found.cpu().numpy()[:, : len(rows)]
+    return of_rows[0], np.ascontiguousarray(of_rows[1]).view(np.float32)

@@ -88,7 +88,7 @@ class DraftEngine:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = make_runner(model, options.num_slots, attention=options.attention)
+        self._runner = make_runner(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
         self._guesser = Guesser(self._runner, vocab_map)
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._max_len, self._max_side_len = length_limits(model.config)

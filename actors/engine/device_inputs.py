@@ -6,6 +6,7 @@ rounds.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Sequences
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ class DeviceInputs(NamedTuple):
     more: Sequences[torch.Tensor]  # what the caller has sent along
     block_size: int
     max_context: int  # slots that the longest sequence may have
+    key: Hashable  # inputs of the same key differ in nothing but the contents of tensors and in `moves`
 
 
 def send_inputs(
@@ -48,7 +50,7 @@ def send_inputs(
     max_context = max(batch.block_size, power_tier(int(batch.contexts.max())))
     table_width = -(-max_context // batch.block_size)
     tables = batch.block_tables[:, :table_width]
-    sent = arena.send([
+    parts = [
         Part(batch.token_ids, (rows,)),
         Part(batch.positions, (rows,)),
         Part(logit_rows, (num_logits,)),
@@ -63,8 +65,9 @@ def send_inputs(
         Part(batch.positions.astype(np.int32), (rows,)),
         Part(batch.node_positions, (sequences, batch.node_positions.shape[1])),
         *more,
-        Part(moves, (2, power_tier(moves.shape[1])), padding_slot),  # last: their number changes no other address
-    ])  # fmt: skip
+    ]  # fmt: skip
+    # Moves come last: their number changes no other address.
+    sent = arena.send([*parts, Part(moves, (2, power_tier(moves.shape[1])), padding_slot)])
     token_ids, positions, places, *tree_rows = sent[: 3 + len(TreeRows._fields)]
     return DeviceInputs(
         token_ids=token_ids,
@@ -75,4 +78,5 @@ def send_inputs(
         more=sent[3 + len(TreeRows._fields) : -1],
         block_size=batch.block_size,
         max_context=max_context,
+        key=(arena.generation, batch.block_size, max_context, tuple([part.shape for part in parts])),
     )

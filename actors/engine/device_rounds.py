@@ -26,6 +26,7 @@ class _Shape(NamedTuple):
     truncates: bool  # whether a row has top-k, top-p or min-p
     nodes: int  # of a tree
     successors: int
+    keeps_logits: bool
 
 
 class DeviceRounds:
@@ -43,10 +44,12 @@ class DeviceRounds:
         num_logits = row_tier(sum(wanted) - emitting + num_trees)
         rows = last_rows(batch.first_rows, np.array(wanted))
         if draws is None:
-            self._runner.compute(self._runner.send(batch, rows, num_logits))
+            inputs = self._runner.send(batch, rows, num_logits)
+            self._runner.launch(inputs, None, lambda: self._runner.compute(inputs) and None)
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
-        result, logits = self._launch(self._runner.send(batch, rows, num_logits, more), shape)
+        inputs = self._runner.send(batch, rows, num_logits, more)
+        result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape))
         values = result.cpu().numpy()
         size = num_trees * (2 + shape.nodes)
         walked = values[: 2 * size].view(np.int64).reshape(num_trees, 2 + shape.nodes)
@@ -74,12 +77,13 @@ class DeviceRounds:
             truncates=packed.truncates,
             nodes=power_tier(max(1, int(np.diff(trees.offsets).max()))),
             successors=min(draws.num_successors, self._vocab_size),
+            keeps_logits=draws.keeps_logits,
         )
 
     @torch.inference_mode()
-    def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor]:
+    def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
         """int32: walked trees (int64 [trees, 2 + nodes]), then ids and float32 probabilities of the successors, [2,
-        logits, successors]; and the logits."""
+        logits, successors]; and the logits if they are kept."""
         logits = self._runner.compute(inputs)
         packed, tokens, parents, offsets = inputs.more
         drawn = device_sampling.draw_packed(
@@ -90,7 +94,7 @@ class DeviceRounds:
         if shape.successors:
             ids, probs = most_probable(logits, shape.successors)
             results += [ids.view(-1), probs.view(torch.int32).view(-1)]
-        return torch.cat(results), logits
+        return torch.cat(results), logits if shape.keeps_logits else None
 
 
 def _successors(values: np.ndarray) -> Successors | None:

@@ -27,6 +27,7 @@ class Draws:
     trees: Trees
     sampling: RowSampling  # of T + N rows: the root and then the nodes of each tree
     num_successors: int  # most probable tokens to report of each row
+    keeps_logits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Emitted:
     next_tokens: list[int]
     paths: list[np.ndarray]  # accepted nodes, int32
     successors: Successors | None  # None: not asked for
-    logits: torch.Tensor  # [T + N or more, vocab]
+    logits: torch.Tensor | None  # [T + N or more, vocab]; None: not to be kept
 
 
 def most_probable(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from actors.errors import ModelError
+from actors.engine.decoder_layers import decoder_layers
+
+Kept = dict[int, tuple[torch.Tensor, ...]]  # of each layer (-1: the last output), one a forward
 
 
 class FeatureTap:
@@ -20,29 +22,29 @@ class FeatureTap:
 
     def __init__(self, model: PreTrainedModel, layers: Sequences[int] | None) -> None:
         """layers: their inputs are concatenated in this order; None: the input of the output layer."""
-        self._is_open = False
-        self._kept: dict[int, list[torch.Tensor]] = {}
+        self.is_open = False
+        self.kept: Kept = {}  # since `open`
         self._order: tuple[int, ...] = (-1,) if layers is None else tuple(layers)
         if layers is None:
             model.base_model.register_forward_hook(self._keep_output)
             return
-        decoder_layers = _decoder_layers(model)
+        modules = decoder_layers(model)
         for layer in sorted(set(layers)):
-            decoder_layers[layer].register_forward_pre_hook(self._input_keeper(layer), with_kwargs=True)
+            modules[layer].register_forward_pre_hook(self._input_keeper(layer), with_kwargs=True)
 
     def open(self) -> None:
-        self._kept.clear()
-        self._is_open = True
+        self.kept = {}
+        self.is_open = True
 
     def take(self, num_rows: int) -> torch.Tensor:
         """Features of the first `num_rows` rows computed since `open`, [num_rows, size]."""
-        kept, self._kept = self._kept, {}
-        self._is_open = False
+        kept, self.kept = self.kept, {}
+        self.is_open = False
         return torch.cat([torch.cat(kept[layer])[:num_rows] for layer in self._order], dim=-1)
 
     def _keep(self, layer: int, hidden: torch.Tensor) -> None:
-        if self._is_open:
-            self._kept.setdefault(layer, []).append(hidden.reshape(-1, hidden.shape[-1]))
+        if self.is_open:
+            self.kept[layer] = (*self.kept.get(layer, ()), hidden.reshape(-1, hidden.shape[-1]))
 
     def _keep_output(self, module: nn.Module, args: Any, output: Any) -> None:
         self._keep(-1, output[0])
@@ -52,11 +54,3 @@ class FeatureTap:
             self._keep(layer, args[0] if args else kwargs["hidden_states"])
 
         return keep
-
-
-def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise ModelError(f"{type(model).__name__} has no list of its {count} decoder layers that a head could listen to")

@@ -35,4 +35,4 @@ def _emit(logits: torch.Tensor, draws: Draws) -> Emitted:
     if draws.num_successors:
         ids, probs = most_probable(logits, draws.num_successors)
         successors = Successors(ids.reshape(-1).cpu().numpy(), probs.reshape(-1).cpu().numpy(), ids.shape[1])
-    return Emitted(next_tokens.tolist(), paths, successors, logits)
+    return Emitted(next_tokens.tolist(), paths, successors, logits if draws.keeps_logits else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Sequences
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +17,15 @@ from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
+from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.cpu_kernels.rms_norm import replace_norms
 from actors.engine.device_inputs import DeviceInputs, send_inputs
+from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import layer_shapes
 from actors.engine.options import AttentionBackend
+from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
@@ -33,6 +38,7 @@ ROW_TILE = 16
 # instructions there. Two threads split a tile between rows.
 _EXACT_THREADS = 2
 _MOST_STEPPED_ROWS = 256  # limit of `row_steps`: beyond, a step hardly matters
+Result = TypeVar("Result")
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -64,9 +70,10 @@ class ModelRunner:
         exact: Exactness = "default",
         *,
         attention: AttentionBackend | None = None,
+        is_eager: bool = False,
     ) -> None:
-        """exact "bitwise": only on CPU. attention: None chooses by device. Raises ModelError for layers that it does
-        not compute right."""
+        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: on CUDA, layers are not compiled
+        and launches not recorded. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device
         self._attention = attention or choose_attention(self.device)
         if self.device.type == "cuda":
@@ -81,6 +88,11 @@ class ModelRunner:
         self._exact = exact
         self.kv = KvCache(num_slots, self.device, layer_shapes(model))
         self._arena = Arena(self.device) if self._attention == "triton_tree" else None
+        self._launches: RecordedLaunches | None = None
+        self.tap: FeatureTap | None = None  # on the model, set before the first forward
+        if self.device.type == "cuda" and not is_eager:
+            compile_model(model)
+            self._launches = RecordedLaunches(CudaGraphs())
 
     @property
     def num_outputs(self) -> int:
@@ -107,7 +119,8 @@ class ModelRunner:
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
         if self._arena is not None:
-            return self.compute(self.send(batch, logit_rows, row_tier(len(logit_rows))))[: len(logit_rows)]
+            inputs = self.send(batch, logit_rows, row_tier(len(logit_rows)))
+            return self.compute(inputs)[: len(logit_rows)]
         self.kv.settle()
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
@@ -129,10 +142,30 @@ class ModelRunner:
     def send(
         self, batch: PackedBatch, logit_rows: np.ndarray, num_logits: int, more: Sequences[Part] = ()
     ) -> DeviceInputs:
-        """Copy a batch to the device. num_logits: of `logit_rows` (int64, ascending) with padding. more: arrays of the
-        caller that travel along."""
+        """Copy a batch to the device, and what was accepted before to its slots. num_logits: of `logit_rows` (int64,
+        ascending) with padding. more: arrays of the caller that travel along."""
         assert self._arena is not None
-        return send_inputs(self._arena, batch, logit_rows, num_logits, self.kv.take_moves(), self.kv.padding_slot, more)
+        moves, padding_slot = self.kv.take_moves(), self.kv.padding_slot
+        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more)
+        if inputs.moves.shape[1]:
+            self.kv.copy_slots(inputs.moves)
+        return inputs
+
+    def launch(self, inputs: DeviceInputs, key: Hashable, launch: Callable[[], Result]) -> Result:
+        """What `launch` returns, which computes the inputs. key: all else that its launches depend on. The tensors hold
+        until the next call."""
+        if self._launches is None:
+            return launch()
+        tap = self.tap if self.tap is not None and self.tap.is_open else None
+
+        def launch_and_keep() -> tuple[Result, Kept | None]:
+            result = launch()
+            return result, None if tap is None else tap.kept
+
+        result, kept = self._launches.run((inputs.key, key, tap is None), launch_and_keep)
+        if tap is not None and kept is not None:
+            tap.kept = kept
+        return result
 
     @torch.inference_mode()
     def compute(self, inputs: DeviceInputs) -> torch.Tensor:
@@ -140,8 +173,6 @@ class ModelRunner:
         and reads nothing of the host."""
         from actors.engine.attention.triton_tree import TreePlan  # Triton is not installed everywhere
 
-        if inputs.moves.shape[1]:
-            self.kv.copy_slots(inputs.moves)
         plan = TreePlan(inputs.rows, self.kv, inputs.block_size, inputs.max_context)
         return self._run(inputs.token_ids, inputs.positions, plan, inputs.logit_rows)
 

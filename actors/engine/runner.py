@@ -16,8 +16,9 @@ def make_runner(
     exact: Exactness = "default",
     *,
     attention: AttentionBackend | None = None,
+    is_eager: bool = False,
 ) -> ModelRunner | EncoderDecoderRunner:
-    """exact, attention: only for models without an encoder. Raises ModelError for an unsupported model."""
+    """exact, attention, is_eager: only for models without an encoder. Raises ModelError for an unsupported model."""
     if model.config.is_encoder_decoder:
         return EncoderDecoderRunner(model)
-    return ModelRunner(model, num_slots, exact, attention=attention)
+    return ModelRunner(model, num_slots, exact, attention=attention, is_eager=is_eager)

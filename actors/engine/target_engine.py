@@ -68,13 +68,21 @@ class TargetEngine:
         self.model = model
         self.vocab_size = int(model.get_output_embeddings().out_features)
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = make_runner(model, options.num_slots, options.exact, attention=options.attention)
+        self._runner = make_runner(
+            model, options.num_slots, options.exact, attention=options.attention, is_eager=options.is_eager
+        )
         self._rounds = _rounds_of(self._runner, self.vocab_size)
         self._clock = RoundClock(self._runner.device)
         self._samples = samples
-        self.eagle_head: HiddenStateDrafter | None = None  # set before the first round
+        self.eagle_head: HiddenStateDrafter | None = None
         self._eagle_head_has_failed = False
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
+
+    def attach_head(self, head: HiddenStateDrafter) -> None:
+        """Let a head on this engine's model draft. To be called before the first round."""
+        self.eagle_head = head
+        if isinstance(self._runner, ModelRunner):
+            self._runner.tap = head.tap
 
     @property
     def row_steps(self) -> list[int]:
@@ -209,7 +217,12 @@ class TargetEngine:
         if not self._samples or not emitting:
             return None
         trees = _trees_of(emitting)
-        return Draws(trees, _row_sampling(emitting, trees), num_successors)
+        return Draws(
+            trees,
+            _row_sampling(emitting, trees),
+            num_successors,
+            keeps_logits=any(map(_is_rejection, emitting)),
+        )
 
     def _outcomes(
         self, emitting: Sequences[_Part], draws: Draws, emitted: Emitted
@@ -222,7 +235,7 @@ class TargetEngine:
         ):
             sequence = part.rows.sequence
             outcomes[sequence.seq_id] = (next_token, path)
-            if sequence.draws_from_probs and part.item.tree.probs is not None and len(part.rows.tree_tokens):
+            if emitted.logits is not None and _is_rejection(part):
                 rows = slice(offsets[index] + index, offsets[index + 1] + index + 1)
                 outcomes[sequence.seq_id] = self._accept_by_rejection(part, emitted.logits[rows])
         return outcomes
@@ -270,6 +283,12 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
         slots=sequence.slots(0, begin + len(following)),
         max_nodes=part.item.head_nodes if part.emits else 0,
     )
+
+
+def _is_rejection(part: _Part) -> bool:
+    """Whether the part's draft is accepted by the rejection rule."""
+    rows = part.rows
+    return rows.sequence.draws_from_probs and part.item.tree.probs is not None and len(rows.tree_tokens) > 0
 
 
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:

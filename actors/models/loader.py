@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from actors.errors import ModelError
 from actors.models.dtypes import choose_dtype
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
+from actors.models.stored_quantization import check_stored_quantization, stored_quantization
 from actors.options import Dtype, Quantization, TargetOptions
 
 if TYPE_CHECKING:
@@ -180,37 +182,56 @@ def load_model(
     """Load a model unpatched, in eval mode, its parameters without gradients.
 
     With `tensor_parallel` > 1, every rank calls this after it has initialised `torch.distributed` with that world size,
-    and gets its shard by the model's own plan. With a `quantization`, which needs `tensor_parallel` 1, the weights are
-    read into host memory in `dtype`, quantized, and moved to the device layer by layer. Raises ModelError.
+    and gets its shard by the model's own plan. With a `quantization`, each weight is quantized on the device when it is
+    read in `dtype`, and never are all of them there unquantized. A checkpoint that is quantized itself is left to
+    `transformers`. Raises ModelError.
     """
+    return _load_model(source, dtype, device, tensor_parallel, quantization)
+
+
+def _load_model(
+    source: ModelSource,
+    dtype: Dtype,
+    device: str,
+    tensor_parallel: int = 1,
+    quantization: Quantization = "none",
+    *,
+    keep_head: bool = False,
+) -> PreTrainedModel:
+    """keep_head: a `quantization` leaves the output layer as it is."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    from actors.models.quantization import quantize_linears
 
     config = load_config(source)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if quantization != "none":
         refuse_encoder(source, f"quantization {quantization!r}")
     device = choose_device(device)
+    stored = stored_quantization(config)
+    if stored is not None:
+        check_stored_quantization(source, stored, quantization, device)
     torch_dtype = getattr(torch, choose_dtype(dtype, config, device))
     options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False}
     if not config.is_encoder_decoder:  # encoder-decoder models do not all have every implementation
         options["attn_implementation"] = "sdpa"
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
-    elif device != "cpu" and quantization == "none":
+    elif device != "cpu" or stored is not None:
         options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
-        with quiet_transformers():
+        with quiet_transformers(), contextlib.ExitStack() as reading:
+            if quantization != "none":
+                from actors.models.quantized_loading import WhileLoading, read_by_tensor
+
+                options["quantization_config"] = WhileLoading(quantization, tensor_parallel, keep_head)
+                reading.enter_context(read_by_tensor())
             model = kind.from_pretrained(source.path, **options)
+    except ModelError as error:
+        raise ModelError(f"model {source.spec!r}: {error}") from None
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
     model.eval()
     model.requires_grad_(False)
-    if quantization != "none":
-        quantize_linears(model, quantization, torch.device(device))
-        model.to(device)
     return model
 
 
@@ -233,10 +254,8 @@ def load_draft_model(
     path = source.vocab_map_path
     if path is None:
         return DraftModel(load_model(source, dtype, device, quantization=quantization), token_ids=None)
-    # Quantization comes last, because rows are selected from the original weights.
-    device = choose_device(device)
-    loaded_on = device if quantization == "none" else "cpu"
-    model = load_model(source, dtype, loaded_on)
+    # The output layer is quantized last, because rows are selected from the original weights.
+    model = _load_model(source, dtype, device, quantization=quantization, keep_head=True)
     head = model.get_output_embeddings()
     token_ids = _read_vocab_map(path, head.out_features).to(head.weight.device)
     # New parameters: the weight may be shared with the embeddings, which stay whole.
@@ -244,10 +263,7 @@ def load_draft_model(
     if head.bias is not None:
         head.bias = torch.nn.Parameter(head.bias[token_ids], requires_grad=False)
     head.out_features = len(token_ids)
-    if quantization != "none":
-        quantize_linears(model, quantization, torch.device(device))
-        model.to(device)
-        token_ids = token_ids.to(device)
+    quantize_linears(model, quantization, head.weight.device)
     return DraftModel(model=model, token_ids=token_ids)
 
 
@@ -265,7 +281,7 @@ def silence_unmapped_tokens(model: PreTrainedModel, source: ModelSource) -> None
     bias = torch.full((head.out_features,), -torch.inf, dtype=model.dtype, device=model.device)
     token_ids = _read_vocab_map(path, head.out_features).to(model.device)
     bias[token_ids] = 0.0 if head.bias is None else head.bias[token_ids]
-    head.bias = torch.nn.Parameter(bias, requires_grad=False) if isinstance(head, torch.nn.Linear) else bias
+    head.bias = torch.nn.Parameter(bias, requires_grad=False)
 
 
 def _read_vocab_map(path: Path, num_ids: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ that the kernel does not take. Between near-equal tokens, rounding decides as in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +27,7 @@ from actors.options import Quantization
 
 _GROUP = 32  # weights that share an int4 scale
 _OUTPUTS = 16  # torch's int4 layout is made of so many at a time
+_BLOCK = 1 << 22  # weights that are widened at a time while they are quantized
 _HALF = 128  # zero point of the bytes
 _FIXED_MAX = 257 * 127  # largest 16-bit value whose high and low byte both fit after centring
 _SMALLEST = 1e-30  # rows below are zeros
@@ -35,14 +37,20 @@ _MAX_INPUTS = 2**31 // (255 * 127)  # sums of more products may leave 32 bits
 class Int8Linear(nn.Module):
     """y = x W^T + b with W = weight * scales[:, None] rounded to the nearest of 255 steps an output."""
 
-    def __init__(self, linear: nn.Linear, device: torch.device, has_kernel: bool) -> None:
+    def __init__(
+        self, linear: nn.Linear, device: torch.device, has_kernel: bool, row_maxima: Tensor | None = None
+    ) -> None:
+        """row_maxima: float32 [out_features], the largest magnitudes of whole rows, of which the linear has a part."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        wide = linear.weight.detach().to(device, torch.float32)
-        scales = wide.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / 127
-        weight = (wide / scales[:, None]).round_().to(torch.int8)
+        whole = linear.weight.detach().to(device)
+        maxima = largest_of_rows(whole) if row_maxima is None else row_maxima
+        scales = maxima.clamp_min(torch.finfo(torch.float32).tiny) / 127
+        weight = torch.empty(whole.shape, dtype=torch.int8, device=device)
+        for rows in _row_blocks(whole):
+            weight[rows] = (whole[rows].float() / scales[rows, None]).round_().to(torch.int8)
         self.register_buffer("scales", scales)  # float32 [out_features]
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().to(device))
+        self.bias = _bias_on(linear, device)
         self._packed: Tensor | None = None
         if has_kernel and self.in_features <= _MAX_INPUTS:
             self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
@@ -68,20 +76,27 @@ class Int4Linear(nn.Module):
     def __init__(self, linear: nn.Linear, device: torch.device, has_kernel: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        groups = linear.weight.detach().to(device, torch.float32).view(self.out_features, -1, _GROUP)
-        low, high = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
-        # Rounded to what is kept before codes are chosen, so that they make up for it.
-        scales = ((high - low) / 15).clamp_min(1e-8).to(torch.bfloat16)
-        zeros = (low + 8 * scales.float()).to(torch.bfloat16)
-        codes = ((groups - zeros.float()) / scales.float() + 8).round_().clamp_(0, 15).view(self.out_features, -1)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().to(device))
+        whole = linear.weight.detach().to(device).view(self.out_features, -1, _GROUP)
+        codes = torch.empty(whole.shape, dtype=torch.uint8, device=device)
+        scales = torch.empty((*whole.shape[:2], 1), dtype=torch.bfloat16, device=device)
+        zeros = torch.empty_like(scales)
+        for rows in _row_blocks(whole):
+            groups = whole[rows].float()
+            low, high = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
+            # Rounded to what is kept before codes are chosen, so that they make up for it.
+            scales[rows] = ((high - low) / 15).clamp_min(1e-8).to(torch.bfloat16)
+            zeros[rows] = (low + 8 * scales[rows].float()).to(torch.bfloat16)
+            steps = (groups - zeros[rows].float()) / scales[rows].float()
+            codes[rows] = (steps + 8).round_().clamp_(0, 15).to(torch.uint8)
+        codes = codes.view(self.out_features, -1)
+        self.bias = _bias_on(linear, device)
         # bfloat16 [groups of an output, out_features, scale and zero], as torch's kernel wants them
         self.register_buffer("scales_and_zeros", torch.cat([scales, zeros], dim=2).transpose(0, 1).contiguous())
         self._has_kernel = has_kernel
         if has_kernel:
             weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         else:
-            pairs = codes.to(torch.uint8).view(self.out_features, -1, 2)
+            pairs = codes.view(self.out_features, -1, 2)
             weight = pairs[:, :, 0] << 4 | pairs[:, :, 1]
         self.register_buffer("weight", weight)  # two codes a byte
 
@@ -111,22 +126,70 @@ def quantize_linears(model: nn.Module, quantization: Quantization, device: torch
     """
     if quantization == "none":
         return
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    on_cpu = device.type == "cpu"
+    head = output_layer(model)
     replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                takes_int4 = child is not head and not child.in_features % _GROUP and not child.out_features % _OUTPUTS
-                quantized: nn.Module
-                if quantization == "int4" and takes_int4:
-                    quantized = Int4Linear(child, device, has_kernel=on_cpu)
-                else:
-                    quantized = Int8Linear(child, device, has_kernel=on_cpu and has_byte_product())
-                setattr(module, name, quantized)
+                in_int4 = quantization == "int4" and fits_int4(child, child is head)
+                setattr(module, name, quantize_linear(child, device, in_int4))
                 replaced += 1
     if not replaced:
-        raise ModelError(f"quantization is {quantization!r}; {type(model).__name__} has no linear layers")
+        raise no_linears(model, quantization)
+
+
+def quantize_linear(
+    linear: nn.Linear, device: torch.device, in_int4: bool, row_maxima: Tensor | None = None
+) -> Int8Linear | Int4Linear:
+    """A layer, or one rank's part of it, on `device` in 4 or 8 bits. row_maxima: see Int8Linear."""
+    on_cpu = device.type == "cpu"
+    if in_int4:
+        return Int4Linear(linear, device, has_kernel=on_cpu)
+    return Int8Linear(linear, device, has_kernel=on_cpu and has_byte_product(), row_maxima=row_maxima)
+
+
+def fits_int4(linear: nn.Linear, is_head: bool) -> bool:
+    """Whether a layer has 4 bits with int4. The output layer and layers of other shapes have 8."""
+    return not is_head and not linear.in_features % _GROUP and not linear.out_features % _OUTPUTS
+
+
+def check_int4_shard(name: str, linear: nn.Linear, ranks: int, by_input: bool) -> None:
+    """Raises ModelError where ranks would have parts of int4 groups, or of the outputs that the kernel takes at a time.
+
+    by_input: inputs are divided among the ranks (row-wise), not outputs (column-wise).
+    """
+    count, unit = (linear.in_features, _GROUP) if by_input else (linear.out_features, _OUTPUTS)
+    if count % (unit * ranks):
+        raise ModelError(
+            f"quantization is 'int4' with tensor_parallel {ranks}; the {count} {'inputs' if by_input else 'outputs'} "
+            f"of {name} do not divide into {ranks} multiples of {unit}"
+        )
+
+
+def output_layer(model: nn.Module) -> nn.Module | None:
+    """The layer that makes the logits, if the model says which it is."""
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
+def no_linears(model: nn.Module, quantization: Quantization) -> ModelError:
+    return ModelError(f"quantization is {quantization!r}; {type(model).__name__} has no linear layers")
+
+
+def largest_of_rows(weight: Tensor) -> Tensor:
+    """The largest magnitude of each row, float32 [out_features]."""
+    low, high = weight.aminmax(dim=1)
+    return torch.maximum(high, -low).float()
+
+
+def _row_blocks(weight: Tensor) -> Iterator[slice]:
+    """The rows of a weight, _BLOCK weights at a time: a widened copy of it all might exceed what was loaded before."""
+    count = max(1, _BLOCK // max(1, weight[0].numel()))
+    return (slice(start, start + count) for start in range(0, len(weight), count))
+
+
+def _bias_on(linear: nn.Linear, device: torch.device) -> nn.Parameter | None:
+    # A parameter, as the row-wise style of transformers looks for it there, to add it once and not on every rank.
+    return None if linear.bias is None else nn.Parameter(linear.bias.detach().to(device), requires_grad=False)
 
 
 @lru_cache(maxsize=1)

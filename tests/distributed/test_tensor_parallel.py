@@ -35,8 +35,9 @@ from actors.engine.rank_group import (
 from actors.errors import EngineBroken, ModelError, Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel
+from actors.models.quantization import Int4Linear, Int8Linear
 from actors.models.source import ModelSource
-from actors.options import TargetGroupOptions
+from actors.options import Quantization, TargetGroupOptions
 from actors.workers.settings import TargetSettings
 from actors.workers.target_group import RankHealth, TargetGroup
 from paceline_testing.drafting import tree_to_verify
@@ -88,7 +89,14 @@ def fail_in_layer(engine, layer: int, call: int) -> None:
     engine.model.model.layers[layer].mlp.register_forward_pre_hook(hook)
 
 
-def run_rank(path: Path, rank: int, ports, answers, faults: dict[int, tuple[int, int]] | None = None) -> None:
+def run_rank(
+    path: Path,
+    rank: int,
+    ports,
+    answers,
+    faults: dict[int, tuple[int, int]] | None = None,
+    quantization: Quantization = "none",
+) -> None:
     """faults: layer and call of it that fails, by rank."""
     import torch
 
@@ -102,7 +110,9 @@ def run_rank(path: Path, rank: int, ports, answers, faults: dict[int, tuple[int,
     join_group(meeting, rank, 3, "cpu", 60.0)
     source = ModelSource("tiny", "tiny", path)
     # The ranks have memory for pools of 32, 64 and 128 blocks.
-    options = OPTIONS.model_copy(update={"tensor_parallel": 3, "kv_cache_tokens": 128 << rank})
+    options = OPTIONS.model_copy(
+        update={"tensor_parallel": 3, "kv_cache_tokens": 128 << rank, "quantization": quantization}
+    )
     engine = build_target_engine(source, options, rank=rank)
     assert engine.pool.num_blocks == 32
     if rank in (faults or {}):
@@ -154,6 +164,22 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     assert any(len(set(output)) > 2 for output in wanted)
 
     with ranks_at_work(model_dir) as answers:
+        got = answers.get(timeout=180)
+    assert got == wanted
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_three_quantized_ranks_give_the_tokens_of_one(tmp_path, quantization):
+    # Shapes that int4 takes in three parts.
+    model_dir = save_tiny_model(tmp_path / "tiny", "llama", 5, layers=2, hidden_size=192, heads=6, kv_heads=3)
+    options = OPTIONS.model_copy(update={"quantization": quantization})
+    alone = build_target_engine(ModelSource("tiny", "tiny", model_dir), options)
+    kinds = {type(module) for module in alone.model.modules()}
+    assert (Int4Linear in kinds, Int8Linear in kinds) == (quantization == "int4", True)
+    wanted = decode(alone)
+    assert any(len(set(output)) > 2 for output in wanted)
+
+    with ranks_at_work(model_dir, None, quantization) as answers:
         got = answers.get(timeout=180)
     assert got == wanted
 

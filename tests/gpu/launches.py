@@ -1,9 +1,11 @@
 """Counts what a round of the engine asks of a device, without one: kernels, copies and waits, on `meta` tensors.
 
-`python -m tests.gpu.launches [--json] [--attention triton_tree]`. A dispatch mode sees every operation that reaches a
-backend. One that makes a tensor on `meta` and is no view counts as a kernel; a copy between `meta` and the CPU as a
-copy, which the host waits for. The mode knows nothing of the engine. Two numbers of layers tell what a layer costs and
-what the rest does.
+`python -m tests.gpu.launches [--json] [--attention triton_tree] [--compiled]`.
+
+A dispatch mode sees every operation that reaches a backend. One that makes a tensor on `meta` and is no view counts as
+a kernel; a copy between `meta` and the CPU as a copy, which the host waits for. The mode knows nothing of the engine.
+Two numbers of layers tell what a layer costs and what the rest does. A compiled part counts what torch's compiler
+launches for it on Hopper (`triton_codegen`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -21,10 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from actors.engine.compiled import opaque_attention
+from actors.engine.compiled.layers import compile_model
+from actors.engine.compiled.merged_linears import share_products
 from actors.engine.options import AttentionBackend, EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from paceline_testing.drafting import tree_to_verify
+from tests.gpu.triton_codegen import launches_of
 
 BLOCK = 16
 LAYERS = (2, 4)
@@ -44,9 +50,20 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.kernels: Counter[str] = Counter()
+        self.in_compiled_part = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # so that models are compiled meanwhile
+
+    def launched(self, names: list[str]) -> None:
+        self.counts["kernels"] += len(names)
+        self.kernels.update(names)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.in_compiled_part:
+            return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_on_meta = any(tensor.is_meta for tensor in given)
@@ -73,33 +90,78 @@ class Counting(TorchDispatchMode):
         made = func(*args, **kwargs)
         on_meta = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
         if on_meta and not func.is_view and name not in _NOTHING:
-            self.counts["kernels"] += 1
-            self.kernels[name] += 1
+            self.launched([name])
         return made
+
+
+_counting: list[Counting] = []
 
 
 @contextmanager
 def counted() -> Iterator[Counting]:
     with Counting() as mode:
-        yield mode
+        _counting.append(mode)
+        try:
+            yield mode
+        finally:
+            _counting.pop()
 
 
-def engine_of(shape: str, layers: int, num_blocks: int, attention: AttentionBackend = "padded") -> TargetEngine:
+class _CompiledPart(torch.fx.Interpreter):
+    """Computes a traced graph. Attention, which the compiler does not look into, counts as it launches itself."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is not torch.ops.paceline.attend:
+            return super().call_function(target, args, kwargs)
+        for mode in _counting:
+            mode.in_compiled_part = False
+        try:
+            return opaque_attention.attend(*args, **kwargs)
+        finally:
+            for mode in _counting:
+                mode.in_compiled_part = True
+
+
+def as_compiled(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """A compiler for `compile_model` whose graphs count what torch's compiler would launch."""
+    share_products(graph.graph)
+    names = [name for name in launches_of(graph, inputs) if not name.startswith("torch.ops.paceline.")]
+
+    def run(*args: Any) -> Any:
+        for mode in _counting:
+            mode.launched(names)
+            mode.in_compiled_part = True
+        try:
+            return _CompiledPart(graph).run(*args)
+        finally:
+            for mode in _counting:
+                mode.in_compiled_part = False
+
+    return run
+
+
+def engine_of(
+    shape: str, layers: int, num_blocks: int, attention: AttentionBackend = "padded", compiled: bool = False
+) -> TargetEngine:
     config = LlamaConfig(
         vocab_size=128_256, num_hidden_layers=layers, max_position_embeddings=131_072, rope_theta=500_000.0,
         dtype="bfloat16", **SHAPES[shape],
     )  # fmt: skip
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK, attention=attention))
+    engine = TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK, attention=attention))
+    if compiled:
+        with torch.inference_mode():
+            compile_model(engine.model, as_compiled)
+    return engine
 
 
 def round_of(
     shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 64,
-    attention: AttentionBackend = "padded",
+    attention: AttentionBackend = "padded", compiled: bool = False,
 ) -> Counting:  # fmt: skip
     """What one decoding round costs, after a prefill and a round like it."""
-    engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK), attention)
+    engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK), attention, compiled)
     params = [SamplingParams(seed, temperature=0.8, top_p=0.9) if sampled else SamplingParams(seed, temperature=0.0)
               for seed in range(sequences)]  # fmt: skip
     prompt = np.arange(context, dtype=np.int32)
@@ -122,14 +184,14 @@ def round_of(
     return mode
 
 
-def table(attention: AttentionBackend, context: int) -> list[dict[str, Any]]:
+def table(attention: AttentionBackend, context: int, compiled: bool = False) -> list[dict[str, Any]]:
     rows = []
     for shape in SHAPES:
         for sequences in (1, 8, 32):
             for sampled in (False, True):
                 for nodes in (7, 31):
                     few, many = (round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled,
-                                          context=context, attention=attention).counts
+                                          context=context, attention=attention, compiled=compiled).counts
                                  for layers in LAYERS)  # fmt: skip
                     a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
                     rows.append({
@@ -146,8 +208,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--attention", choices=get_args(AttentionBackend), default="padded")
     parser.add_argument("--context", type=int, default=64, help="tokens of each sequence")
+    parser.add_argument("--compiled", action="store_true")
     given = parser.parse_args()
-    rows = table(given.attention, given.context)
+    rows = table(given.attention, given.context, given.compiled)
     if given.json:
         print(json.dumps(rows, indent=1))
         return

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests.gpu.launches import LAYERS, counted, engine_of, round_of
 
@@ -59,3 +60,23 @@ def test_outside_the_layers_a_round_costs_the_same_whatever_it_holds():
             _, outside, few = cost(sequences, sampled=sampled, nodes=nodes, **case)
             assert outside <= kernels
             assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_compiled_layers_are_twelve_launches_and_the_rest_of_a_round_is_as_many(sampled):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    case = {"sampled": sampled, "context": 2048, "attention": "triton_tree", "compiled": True}
+    a_layer, outside, few = cost(8, **case)
+    assert a_layer <= 12
+    assert outside <= 12
+    assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
+    assert cost(1, nodes=31, **case)[:2] == (a_layer, outside)
+
+
+def test_a_kernel_more_in_a_compiled_layer_is_seen(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    case = {"sequences": 1, "nodes": 0, "sampled": False, "attention": "triton_tree", "compiled": True}
+    usual = round_of("8B", 2, **case).counts["kernels"]
+    plain = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: plain(self, x.sort(dim=-1).values))
+    assert round_of("8B", 2, **case).counts["kernels"] >= usual + 2

@@ -113,7 +113,7 @@ class KernelChoices:
         return self._known[key]
 
     def dtype(self, in_features: int, out_features: int) -> Dtype:
-        """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if that hardly matters."""
+        """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if it is not slower."""
         key = f"dtype of {in_features}x{out_features} in bfloat16"
         if key not in self._known:
             seconds = {}

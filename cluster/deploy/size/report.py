@@ -121,8 +121,6 @@ def _unserved(target: PlacedModel) -> str:
     """Why Paceline's own engine does not serve it; empty if it does."""
     if target.dtype == "fp8":
         return "Paceline's engine does not compute in fp8 yet"
-    if target.dtype in QUANTIZED and target.count > 1:
-        return "Paceline's target.quantization needs target.tensor_parallel 1 so far"
     return ""
 
 

@@ -1,17 +1,28 @@
 """Weights in 8 and 4 bits: how near they are to the whole ones, in the kernels and without, and what is refused."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.errors import ModelError
 from actors.models.loader import load_draft_model, load_model
-from actors.models.quantization import Int4Linear, Int8Linear, has_byte_product, quantize_linears
+from actors.models.quantization import (
+    Int4Linear,
+    Int8Linear,
+    check_int4_shard,
+    has_byte_product,
+    largest_of_rows,
+    quantize_linears,
+)
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
-from cluster.config import TargetConfig
 from paceline_testing.tiny_models import save_tiny_model
 
 CPU = torch.device("cpu")
@@ -116,8 +127,98 @@ def test_a_reduced_draft_model_is_quantized_after_its_rows_were_taken(tmp_path):
     assert distance(logits, whole.model(ids).logits) < 0.05
 
 
+@pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+@pytest.mark.parametrize("by_input", [True, False])
+def test_the_parts_of_ranks_are_slices_of_the_whole(kind, by_input):
+    whole = linear(192, 96, bias=False)
+    quantized = kind(whole, CPU, False)
+    wide = quantized(torch.eye(192)[None])[0].T  # [outputs, inputs]
+    maxima = {"row_maxima": largest_of_rows(whole.weight)} if kind is Int8Linear else {}
+    for rank, part in enumerate(whole.weight.chunk(3, dim=1 if by_input else 0)):
+        shard = nn.Linear(part.shape[1], part.shape[0], bias=False)
+        shard.weight = nn.Parameter(part.clone(), requires_grad=False)
+        own = {name: value if by_input else value.chunk(3)[rank] for name, value in maxima.items()}
+        found = kind(shard, CPU, False, **own)(torch.eye(part.shape[1])[None])[0].T
+        assert torch.equal(found, wide.chunk(3, dim=1 if by_input else 0)[rank])
+
+
+def test_parts_that_cut_groups_of_int4_are_refused():
+    with pytest.raises(ModelError, match=r"tensor_parallel 3; the 64 inputs of x do not divide into 3 multiples of 32"):
+        check_int4_shard("x", nn.Linear(64, 96), 3, by_input=True)
+    with pytest.raises(ModelError, match=r"the 64 outputs of x do not divide into 3 multiples of 16"):
+        check_int4_shard("x", nn.Linear(96, 64), 3, by_input=False)
+    check_int4_shard("x", nn.Linear(96, 48), 3, by_input=True)
+    check_int4_shard("x", nn.Linear(96, 48), 3, by_input=False)
+
+
+def saved(path, model) -> ModelSource:
+    model.save_pretrained(path)
+    return ModelSource(path.name, path.name, path)
+
+
+def test_tied_embeddings_stay_whole_and_biases_are_loaded(tmp_path):
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, attention_bias=True, tie_word_embeddings=True,
+    )  # fmt: skip
+    whole = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for name, parameter in whole.named_parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    model = load_model(saved(tmp_path / "tied", whole), quantization="int8")
+    assert type(model.lm_head) is type(model.model.layers[1].self_attn.q_proj) is Int8Linear
+    assert torch.equal(model.get_input_embeddings().weight, whole.get_input_embeddings().weight)
+    assert torch.equal(model.model.layers[1].self_attn.q_proj.bias, whole.model.layers[1].self_attn.q_proj.bias)
+    quantize_linears(whole, "int8", CPU)
+    ids = torch.arange(10, 30).unsqueeze(0)
+    assert torch.equal(model(ids).logits, whole(ids).logits)
+
+
+_PEAK = """
+import sys, torch
+from pathlib import Path
+from actors.models.loader import load_model
+from actors.models.quantization import quantize_linears
+from actors.models.source import ModelSource
+
+def memory(field):
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(field + ":")[2].split()[0]) * 1024
+
+source = ModelSource("big", "big", Path(sys.argv[1]))
+load_model(ModelSource("tiny", "tiny", Path(sys.argv[2])), quantization=sys.argv[3])  # loads what code there is
+before = memory("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")
+if sys.argv[4:]:
+    quantize_linears(load_model(source), sys.argv[3], torch.device("cpu"))
+else:
+    load_model(source, quantization=sys.argv[3])
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read from Linux's /proc")
+def test_a_quantized_load_never_holds_the_whole_weights(tmp_path):
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    big = saved(tmp_path / "big", LlamaForCausalLM(config))
+    tiny = save_tiny_model(tmp_path / "tiny")
+    whole = sum(file.stat().st_size for file in big.path.glob("*.safetensors"))
+    assert whole > 200 << 20
+
+    def peak(*how: str) -> int:
+        # Memory goes back when it is freed, so that the peak is what was needed at once.
+        settings = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+        command = [sys.executable, "-c", _PEAK, big.path, tiny, *how]
+        return int(subprocess.check_output(command, text=True, env=settings).split()[-1])
+
+    largest = 1024 * 2816 * 4  # bytes of a weight
+    assert peak("int8") < whole / 4 + 5 * largest
+    assert peak("int4") < whole / 5 + 5 * largest
+    assert peak("int8", "afterwards") > whole
+
+
 def test_what_cannot_be_quantized_is_refused_with_field_value_and_limit():
-    with pytest.raises(ValidationError, match=r"quantization is 'int4' with tensor_parallel 2; it needs 1"):
-        TargetConfig(quantization="int4", tensor_parallel=2)
     with pytest.raises(ModelError, match=r"quantization is 'int8'; Sequential has no linear layers"):
         quantize_linears(nn.Sequential(nn.ReLU()), "int8", CPU)

@@ -1,0 +1,93 @@
+"""Launches that are recorded once and then replayed whole: on CUDA, as graphs.
+
+What was recorded reads and writes the places it had then, with the numbers that the host gave it then. So all rounds of
+a key must have the same inputs in the same places, and ask for the same operations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_MOST_RECORDED = 128
+_MOST_SEEN = 4096  # keys
+
+Result = TypeVar("Result")
+
+
+class Recorder(Protocol):
+    def record(self, launch: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        """A function that launches the same again, and the tensors that it fills. Nothing need be launched yet."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA graphs that share one pool of memory: they run one after the other."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, launch: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = launch()
+        return graph.replay, result
+
+
+class _Recorded(NamedTuple):
+    replay: Callable[[], None]
+    result: Any
+
+
+class RecordedLaunches:
+    """Launches by key. The first ones of a key run as they are, which compiles kernels; the second are recorded.
+
+    Of recorded ones the least recently used make room for new ones. If one cannot be recorded, none is any more.
+    """
+
+    def __init__(self, recorder: Recorder, most: int = _MOST_RECORDED) -> None:
+        self._recorder = recorder
+        self._most = most
+        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
+        self._has_failed = False
+
+    def run(self, key: Hashable, launch: Callable[[], Result]) -> Result:
+        """What `launch` returns, in tensors that hold until the next launches of any key."""
+        recorded = self._recorded.get(key)
+        if recorded is None:
+            recorded = self._record(key, launch)
+        if recorded is None:
+            return launch()
+        self._recorded.move_to_end(key)
+        recorded.replay()
+        result: Result = recorded.result
+        return result
+
+    def _record(self, key: Hashable, launch: Callable[[], Result]) -> _Recorded | None:
+        if self._has_failed:
+            return None
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+            return None
+        if len(self._recorded) >= self._most:
+            self._recorded.popitem(last=False)
+        try:
+            recorded = self._recorded[key] = _Recorded(*self._recorder.record(launch))
+        except Exception as error:
+            self._has_failed = True
+            self._recorded.clear()
+            logger.warning(
+                "launches are not recorded, which makes rounds slower: %s",
+                (str(error).splitlines() or [type(error).__name__])[0],
+            )
+            return None
+        return recorded

@@ -1,0 +1,69 @@
+"""One layer's attention of decoding rows with trees: the tree kernel, torch's own on gathered keys, FlexAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from actors.engine.arena import Arena
+from actors.engine.attention.interface import Scoring
+from actors.engine.attention.padded import PaddedPlan
+from actors.engine.attention.triton_tree import TreePlan
+from actors.engine.device_inputs import send_inputs
+from actors.engine.kv_cache import KvCache, LayerShape
+from actors.engine.row_tiers import row_tier
+from paceline_testing.forests import forest_of
+from tests.gpu.experiments.setting import BLOCK, Setting
+
+
+def measure(setting: Setting) -> Iterator[dict[str, Any]]:
+    for heads, kv_heads in setting.of(((32, 8), (8, 1)), ((4, 2),)):
+        for context in setting.of((1024, 8192, 32768), (40,)):
+            for sequences in setting.of((1, 8, 32), (1, 2)):
+                if context * sequences > 8192 * 32:
+                    continue
+                for nodes in setting.of((0, 15), (3,)):
+                    yield {
+                        "heads": f"{heads}/{kv_heads}", "context": context, "sequences": sequences, "nodes": nodes,
+                        **_times(setting, heads, kv_heads, context, sequences, nodes),
+                    }  # fmt: skip
+                    setting.release()
+
+
+def _times(
+    setting: Setting, heads: int, kv_heads: int, context: int, sequences: int, nodes: int
+) -> dict[str, float | bool]:
+    """Microseconds, and those of reading keys and values at the rate of a large copy."""
+    dim = setting.of(128, 16)
+    parents = [(node - 1) // 2 if node else -1 for node in range(nodes)]
+    forest = forest_of([(context, context - 1, parents, 0)] * sequences, BLOCK)
+    kv = KvCache(forest.num_slots, setting.device, [LayerShape(kv_heads, dim, dim, setting.dtype)])
+    for pool in kv.layer(0):
+        pool.normal_()
+    batch = forest.batch
+    tier = row_tier(batch.num_rows)
+    query = torch.randn(tier, heads, dim, device=setting.device, dtype=setting.dtype)
+    keys, values = (torch.randn(tier, kv_heads, dim, device=setting.device, dtype=setting.dtype) for _ in range(2))
+    scoring = Scoring(dim**-0.5, None, None)
+    inputs = send_inputs(Arena(setting.device), batch, batch.slots[:1], 1, kv.take_moves(), kv.padding_slot)
+    tree = TreePlan(inputs.rows, kv, BLOCK, inputs.max_context)
+    padded = PaddedPlan(batch, kv, setting.device, tier)
+    plans = {"tree": tree, "padded": padded}
+    rows = batch.num_rows
+    outputs = {name: plan.attend(0, query, keys, values, scoring)[:rows].float() for name, plan in plans.items()}
+    error = (outputs["tree"] - outputs["padded"]).norm() / outputs["padded"].norm()
+    times: dict[str, float | bool] = {"error": float(error)}
+    for name, plan in plans.items():
+        launch = setting.time(lambda plan=plan: plan.attend(0, query, keys, values, scoring))
+        times[name] = launch.median * 1e3
+    # What a library does at best: keys and values of every sequence lie side by side, and nothing is masked.
+    dense_q = query[:rows].view(sequences, rows // sequences, heads, dim).transpose(1, 2)
+    dense = torch.randn(2, sequences, kv_heads, context, dim, device=setting.device, dtype=setting.dtype)
+    times["dense"] = (
+        setting.time(lambda: scaled_dot_product_attention(dense_q, dense[0], dense[1], enable_gqa=True)).median * 1e3
+    )
+    times["floor at 4 TB/s"] = dense.nbytes / 4e12 * 1e6
+    return times

@@ -1,0 +1,129 @@
+"""Measures what tells most about Paceline on one GPU, in three parts of at most ten minutes each.
+
+    python3 tests/gpu/slot.py --part 1 [--out DIR] [--dry] [--only NAME]
+
+Needs torch with CUDA, transformers, Triton, numba and the packages that the project's own files import: msgspec,
+pydantic, hypothesis, and for part 3 pyzmq, redis and zstandard. No Ray and no network; models are made on the
+device. --dry runs every experiment with tiny shapes on the CPU, where Triton's interpreter runs the kernels.
+
+Results are written after every row, as JSON, so that a run that is stopped keeps what it has measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+_RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`name` is that of a module in `experiments` with a function `measure`, or of one of its functions."""
+
+    name: str
+    budget_s: float  # after it, no further row is begun
+
+    def rows(self, setting: Any) -> Iterator[Row]:
+        module, _, function = self.name.partition(".")
+        measure: Callable[[Any], Iterator[Row]] = getattr(
+            importlib.import_module(f"tests.gpu.experiments.{module}"), function or "measure"
+        )
+        return measure(setting)
+
+
+PARTS: dict[int, list[Experiment]] = {
+    1: [
+        Experiment("machine", 30),
+        Experiment("lossless", 100),
+        Experiment("rounds", 160),
+        Experiment("products", 90),
+        Experiment("attention", 120),
+    ],
+    2: [
+        Experiment("graphs", 240),
+        Experiment("sampling", 50),
+        Experiment("bitwise", 40),
+        Experiment("shards", 120),
+        Experiment("drafting", 60),
+    ],
+    3: [
+        Experiment("whole_path", 420),
+        Experiment("moves", 30),
+    ],
+}
+
+
+def run_part(part: int, setting: Any, path: Path, only: str | None = None) -> dict[str, Any]:
+    """All experiments of a part. One that fails is recorded with its error, and the next goes on."""
+    done: dict[str, Any] = {"part": part, "dry": setting.is_dry, "experiments": {}}
+    for experiment in PARTS[part]:
+        if only is not None and not experiment.name.startswith(only):
+            continue
+        record: dict[str, Any] = {"rows": []}
+        done["experiments"][experiment.name] = record
+        started = time.monotonic()
+        print(f"\n## {experiment.name}", flush=True)
+        try:
+            for row in experiment.rows(setting):
+                record["rows"].append(row)
+                print("  ".join(f"{name} {_text(value)}" for name, value in row.items()), flush=True)
+                write(path, done)
+                if time.monotonic() - started > experiment.budget_s:
+                    record["cut"] = f"after {experiment.budget_s:.0f} s"
+                    print(record["cut"], flush=True)
+                    break
+        except Exception as error:
+            record["error"] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        record["seconds"] = round(time.monotonic() - started, 1)
+        setting.release()
+        write(path, done)
+    return done
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def write(path: Path, done: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--part", type=int, choices=sorted(PARTS), required=True)
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or _RESULTS))
+    parser.add_argument("--dry", action="store_true", help="tiny shapes on the CPU")
+    parser.add_argument("--only", help="the experiments whose names begin so")
+    given = parser.parse_args()
+    if given.dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+    from tests.gpu.experiments.setting import Setting
+
+    name = f"part{given.part}{'-dry' if given.dry else ''}.json"
+    done = run_part(given.part, Setting(given.dry), given.out / name, given.only)
+    failed = [name for name, record in done["experiments"].items() if "error" in record]
+    print(f"\n{given.out / name}: {len(done['experiments'])} experiments, {len(failed)} failed {' '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engine import model_runner
+from actors.engine.feature_tap import FeatureTap
+from actors.engine.recorded_launches import RecordedLaunches
+from actors.messages import SamplingParams
+from paceline_testing.op_graph import OpGraphs
+from tests.unit.actors.engine.test_device_rounds import SAMPLINGS, Rounds, engine_with
+
+
+class Doubling:
+    """Records what doubles a tensor."""
+
+    def __init__(self) -> None:
+        self.recorded: list[torch.Tensor] = []
+        self.fails = False
+
+    def record(self, launch):
+        if self.fails:
+            raise RuntimeError("no memory\nfor a graph")
+        result = launch()
+        self.recorded.append(result)
+        return lambda: result.mul_(2), result
+
+
+def test_the_first_time_launches_the_second_records_and_later_ones_replay():
+    recorder, launched = Doubling(), []
+
+    def launch():
+        launched.append(1)
+        return torch.ones(1)
+
+    launches = RecordedLaunches(recorder)
+    assert [launches.run("a", launch).item() for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
+    assert len(launched) == 2
+    assert launches.run("b", launch).item() == 1.0
+
+
+def test_the_least_recently_used_make_room():
+    recorder = Doubling()
+    launches = RecordedLaunches(recorder, most=2)
+    for key in ("a", "a", "b", "b", "a", "c", "c"):
+        launches.run(key, lambda: torch.ones(1))
+    assert len(recorder.recorded) == 3
+    launches.run("a", lambda: torch.ones(1))
+    assert len(recorder.recorded) == 3  # still there
+    launches.run("b", lambda: torch.ones(1))
+    assert len(recorder.recorded) == 4
+
+
+def test_after_a_failure_everything_is_launched_and_one_line_says_so(caplog):
+    recorder = Doubling()
+    launches = RecordedLaunches(recorder)
+    for _ in range(2):
+        launches.run("a", lambda: torch.ones(1))
+    recorder.fails = True
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            for key in ("a", "b"):
+                result = launches.run(key, lambda: torch.ones(1))
+        assert result.item() == 1.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "launches are not recorded, which makes rounds slower: no memory"
+    ]
+
+
+@pytest.fixture
+def torch_kernels(monkeypatch):
+    """The CPU's own kernels are no operations of torch, so they cannot be recorded."""
+    monkeypatch.setattr(model_runner, "replace_linears", lambda model: False)
+    monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
+
+
+@pytest.mark.usefixtures("torch_kernels")
+@pytest.mark.parametrize("num_successors", [0, 3])
+def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
+    samplings = [*SAMPLINGS, SamplingParams(7, temperature=1.0, acceptance="rejection")]
+    engines = [engine_with("padded", triton_device), engine_with("triton_tree", triton_device)]
+    graphs = OpGraphs()
+    engines[1]._runner._launches = RecordedLaunches(graphs)
+    rounds = [Rounds(engine, 7, samplings) for engine in engines]
+    for each in rounds:
+        for length in (7, 6, 2):
+            each.start(length)
+    for number in range(9):
+        host, device = (each.step(nodes=3 if number else 0, num_successors=num_successors) for each in rounds)
+        assert device == host
+    assert graphs.replays >= 4
+
+
+@pytest.mark.usefixtures("torch_kernels")
+def test_replayed_rounds_keep_the_hidden_states_of_their_own_rows(triton_device):
+    taken = []
+    for attention in ("padded", "triton_tree"):
+        engine = engine_with(attention, triton_device)
+        tap = engine._runner.tap = FeatureTap(engine.model, (0, 1))
+        if attention == "triton_tree":
+            graphs = OpGraphs()
+            engine._runner._launches = RecordedLaunches(graphs)
+        rounds = Rounds(engine, 3, SAMPLINGS)
+        rounds.start(4)
+        rounds.step(0)
+        features = []
+        for number in range(8):
+            if number != 5:
+                tap.open()
+            rounds.step(2)
+            if number != 5:
+                features.append(tap.take(3))
+        taken.append(features)
+    assert graphs.replays >= 3
+    for ours, theirs in zip(*taken, strict=True):
+        np.testing.assert_allclose(ours.cpu().numpy(), theirs.cpu().numpy(), atol=2e-5)
