@@ -1,0 +1,250 @@
+"""Rounds that are sent ahead over a real link: the answers are those of serial rounds, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.draft_tree import DraftTree
+from actors.drafters.contract import CpuDrafter
+from actors.drafters.registry import create_drafters
+from actors.engine.options import EngineOptions
+from actors.engine.target_engine import TargetEngine
+from actors.links.client import AsyncLink
+from actors.links.keys import LinkKeys
+from actors.links.server import LinkServer
+from actors.messages import (
+    GenerationRequest,
+    SamplingParams,
+    TokenChunk,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
+from actors.workers.worker_loop import WorkerLoop
+from cluster.config import RouterConfig, SpeculationConfig
+from cluster.router.core import RouterCore
+from cluster.router.run_round import RoundHooks, run_rounds
+from paceline_testing.integrity import check_integrity
+from paceline_testing.rounds import toy_info, toy_request
+from paceline_testing.tiny_models import make_tiny_model
+from paceline_testing.toy_target import ToyTarget
+
+KEYS = LinkKeys.generate()
+EOS = 3
+
+
+class NoDraftWorkers:
+    async def ask(self, round: Any) -> None:
+        pass
+
+    async def collect(self, round: Any) -> dict[str, Any]:
+        return {}
+
+
+class RightDrafter(CpuDrafter):
+    """Chains of the toy target's own text, of which some are wrong from some token on."""
+
+    name = "prompt_lookup"
+
+    def __init__(self, toy: ToyTarget, right: float) -> None:
+        self._toy, self._right, self._random = toy, right, random.Random(1)
+
+    def propose(self, contexts: Any) -> list[DraftTree]:
+        trees = []
+        for context in contexts:
+            count = min(4, context.max_nodes)
+            tokens = self._toy.text_after(context.tokens[-2:].tolist(), count)
+            for index in range(count):
+                if self._random.random() > self._right:
+                    tokens[index:] = [1] * (count - index)
+                    break
+            trees.append(DraftTree.chain(np.array(tokens, np.int32), np.full(count, 0.9, np.float32)))
+        return trees
+
+
+class ToyEngine:
+    """A toy target behind a loop. `before` is called with every batch."""
+
+    def __init__(self) -> None:
+        # It computes nothing, so that all the time of a round is the router's.
+        self.toy = ToyTarget(eos_token_id=EOS, seed=4, seconds=lambda rows: 1e-5)
+        self.before: Callable[[VerifyBatch], None] = lambda batch: None
+
+    def answer(self, batch: VerifyBatch) -> VerifyResult:
+        self.before(batch)
+        return self.toy.verify(batch)
+
+    def clear(self) -> None:
+        self.toy.lose_all()
+
+
+@contextmanager
+def serving(engine: Any, info: WorkerInfo):
+    server = LinkServer(LinkKeys.generate(), [KEYS.public])
+    loop = WorkerLoop(engine, server, info)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        yield server.address
+    finally:
+        loop.stop()
+        thread.join()
+        server.close()
+
+
+class Run:
+    """Requests through a core, with rounds over the link until they have ended."""
+
+    def __init__(self, core: RouterCore) -> None:
+        self.core = core
+        self.sent_ahead = self.carried_out = 0
+        self.texts: dict[str, list[int]] = {}
+        self.ended: dict[str, str] = {}
+
+    async def to_its_end(self, address: Any, between: Callable[[], None] = lambda: None) -> None:
+        link = AsyncLink(address, KEYS)
+
+        async def verify(message: VerifyBatch | VerifyAhead) -> Any:
+            answer = await link.call(message, timeout_s=30.0)
+            if isinstance(message, VerifyAhead):
+                self.sent_ahead += 1
+                self.carried_out += isinstance(answer, VerifyResult) and not answer.is_declined
+            return answer
+
+        try:
+            for _ in range(5000):
+                if not self.core.has_work:
+                    break
+                between()
+                await run_rounds(self.core, NoDraftWorkers(), verify, RoundHooks(deliver=self._deliver))
+            assert not self.core.has_work
+            await run_rounds(self.core, NoDraftWorkers(), verify, RoundHooks(deliver=self._deliver))
+        finally:
+            link.close()
+
+    def _deliver(self, events: list[Any]) -> None:
+        for event in events:
+            assert isinstance(event, TokenChunk), event
+            self.texts.setdefault(event.request_id, []).extend(event.token_ids)
+            if event.finish_reason is not None:
+                self.ended[event.request_id] = event.finish_reason
+
+
+def toy_run(mode: str, right: float, requests: list[GenerationRequest]) -> tuple[Run, ToyEngine]:
+    engine = ToyEngine()
+    core = RouterCore(
+        toy_info(97, 256, 4), RouterConfig(send_ahead=mode, max_running=6),
+        SpeculationConfig(drafters=("prompt_lookup",)), {"prompt_lookup": RightDrafter(engine.toy, right)},
+    )  # fmt: skip
+    for request in requests:
+        core.add(request, 0.0)
+    return Run(core), engine
+
+
+def requests(count: int, seed: int = 0) -> list[GenerationRequest]:
+    rng = np.random.default_rng(seed)
+    return [
+        toy_request(
+            f"r{seed}-{index}", rng.integers(4, 97, 1 + 5 * (index % 4)), 40 + 15 * (index % 3), stop_token_ids=(EOS,)
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
+async def test_answers_are_the_targets_own_and_nothing_is_left(right):
+    run, engine = toy_run("on", right, requests(24))
+    with serving(engine, toy_info(97, 256, 4)) as address:
+        await run.to_its_end(address)
+    for request in requests(24):
+        assert (run.texts.get(request.request_id, []), run.ended[request.request_id]) == engine.toy.complete(request)
+    assert run.sent_ahead > 10
+    assert run.carried_out > (10 if right else 0)
+    assert engine.toy.num_sequences == 0
+    assert run.core.counters.stale_sequences == run.core.counters.abandoned_rounds == 0
+
+
+async def test_requests_that_come_and_are_cancelled_meanwhile():
+    run, engine = toy_run("on", 0.9, requests(4))
+    later, rng = requests(40, seed=1), random.Random(5)
+    cancelled = set()
+
+    def between() -> None:
+        if later and rng.random() < 0.5:
+            run.core.add(request := later.pop(), 0.0)
+            if rng.random() < 0.3:
+                cancelled.add(request.request_id)
+        for request_id in list(cancelled):
+            if rng.random() < 0.2:
+                run.core.cancel(request_id)
+
+    with serving(engine, toy_info(97, 256, 4)) as address:
+        while later or run.core.has_work:
+            between()
+            await run.to_its_end(address, between)
+    assert run.carried_out > 20
+    assert engine.toy.num_sequences == 0
+    for request in requests(4) + requests(40, seed=1):
+        if request.request_id not in cancelled:
+            tokens, reason = engine.toy.complete(request)
+            assert run.ended[request.request_id] == reason
+            assert run.texts.get(request.request_id, []) == tokens
+
+
+async def test_a_target_that_fails_in_a_round_that_was_sent_ahead_costs_no_token():
+    run, engine = toy_run("on", 0.9, requests(24))
+    rng = random.Random(2)
+
+    def fail(batch: VerifyBatch) -> None:
+        if rng.random() < 0.05:
+            raise RuntimeError("injected")
+
+    engine.before = fail
+    with serving(engine, toy_info(97, 256, 4)) as address:
+        await run.to_its_end(address)
+    for request in requests(24):
+        assert (run.texts.get(request.request_id, []), run.ended[request.request_id]) == engine.toy.complete(request)
+    assert run.core.counters.abandoned_rounds > 0
+    assert run.carried_out > 10
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.9, top_p=0.9)],
+    ids=["greedy", "sampled"],
+)
+async def test_an_engines_tokens_are_those_of_serial_rounds(sampling):
+    texts = {}
+    model = make_tiny_model("llama", vocab_size=61)
+    for mode in ("off", "on"):
+        engine = TargetEngine(model, EngineOptions(256, 4))
+        info = WorkerInfo("target", 1, engine.vocab_size, 512, 4, engine.options.num_blocks)
+        names = ("prompt_lookup", "suffix")
+        core = RouterCore(
+            info, RouterConfig(send_ahead=mode), SpeculationConfig(drafters=names), create_drafters(names)
+        )
+        run = Run(core)
+        for index in range(4):
+            prompt = np.tile(np.arange(index, index + 6, dtype=np.int32), 4)
+            core.add(
+                GenerationRequest(
+                    request_id=f"r{index}", prompt_token_ids=prompt, max_new_tokens=60, sampling=sampling
+                ),
+                0.0,
+            )  # fmt: skip
+        with serving(engine, info) as address:
+            await run.to_its_end(address)
+        texts[mode] = run.texts
+        check_integrity(engine)
+        assert engine.num_sequences == 0
+        assert (run.carried_out > 0) == (mode == "on")
+    assert texts["on"] == texts["off"]
+    assert all(len(text) == 60 for text in texts["on"].values())
