@@ -116,6 +116,7 @@ class SendingAhead:
         taking_part = {entry.seq_id for entry in round.entries}
         return all(sequence.seq_id in taking_part for sequence in running) and all(
             entry.emits
+            and entry.rows == 1
             and entry.is_coupled
             and entry.sequence.drafts.sources.head is None
             and not entry.sequence.target.num_failed_rounds
