@@ -21,6 +21,7 @@ from actors.engine.rank_group import least_of_ranks
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
+from actors.models.collectives import use_symmetric_memory
 from actors.models.dtypes import choose_dtype
 from actors.models.loader import (
     check_encoder_decoder,
@@ -77,6 +78,8 @@ def build_target_engine(
         head = load_eagle_head(Path(options.eagle_head), config, dtype, device)
     model = load_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
+    if ranks > 1 and device.startswith("cuda"):
+        use_symmetric_memory(model.device, model.dtype)
     bytes_per_token = kv_bytes_per_token(config, next(model.parameters()).dtype, ranks)
     tokens = options.kv_cache_tokens
     if tokens is None:

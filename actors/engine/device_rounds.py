@@ -1,4 +1,7 @@
-"""Rounds on an accelerator: one copy up, launches that read nothing of the host, one copy down."""
+"""Rounds on an accelerator: one copy up, launches that read nothing of the host, one copy down.
+
+With tensor parallelism each rank draws from its share of the vocabulary, and ranks exchange one key for each row.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from actors.engine.draws import Draws, Emitted, most_probable
 from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
+from actors.models.collectives import gather_ranks
 from actors.sampling import device_sampling
 from actors.sampling.packed_rows import pack_sampling
 
@@ -27,6 +31,7 @@ class _Shape(NamedTuple):
     nodes: int  # of a tree
     successors: int
     keeps_logits: bool
+    is_sharded: bool  # ranks draw from their shares of the vocabulary
 
 
 class DeviceRounds:
@@ -35,6 +40,7 @@ class DeviceRounds:
     def __init__(self, runner: ModelRunner, vocab_size: int) -> None:
         self._runner = runner
         self._vocab_size = vocab_size
+        self.draw_on_all_ranks = runner.vocabulary_shard is not None
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
         batch = pack(parts)
@@ -64,7 +70,11 @@ class DeviceRounds:
 
     def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:
         sampling, trees = draws.sampling, draws.trees
-        packed = pack_sampling(sampling, self._vocab_size, num_logits)
+        shard, successors = self._runner.vocabulary_shard, min(draws.num_successors, self._vocab_size)
+        # The rest is asked of whole rows.
+        is_sharded = not (shard is None or sampling.truncates.any() or successors or draws.keeps_logits)
+        ids = shard.ids if shard is not None and is_sharded else None
+        packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
         num_nodes = num_logits - num_trees
         more = [
             Part(packed.words, packed.words.shape),
@@ -76,19 +86,30 @@ class DeviceRounds:
             adjusted_rows=packed.num_slots,
             truncates=packed.truncates,
             nodes=power_tier(max(1, int(np.diff(trees.offsets).max()))),
-            successors=min(draws.num_successors, self._vocab_size),
+            successors=successors,
             keeps_logits=draws.keeps_logits,
+            is_sharded=is_sharded,
         )
 
     @torch.inference_mode()
     def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
         """int32: walked trees (int64 [trees, 2 + nodes]), then ids and float32 probabilities of the successors, [2,
         logits, successors]; and the logits if they are kept."""
-        logits = self._runner.compute(inputs)
+        logits, shard = self._runner.compute(inputs), self._runner.vocabulary_shard
+        if shard is not None and not shape.is_sharded:
+            logits = shard.gather(logits)
         packed, tokens, parents, offsets = inputs.more
-        drawn = device_sampling.draw_packed(
-            logits, packed, num_slots=shape.adjusted_rows, truncates=shape.truncates
-        ).tokens
+        of_shard = device_sampling.draw_packed(
+            logits,
+            packed,
+            num_slots=shape.adjusted_rows,
+            truncates=shape.truncates,
+            first_id=shard.first_id if shard is not None and shape.is_sharded else 0,
+        )
+        drawn = of_shard.tokens
+        if shape.is_sharded:
+            keys = gather_ranks(of_shard.best_keys.amax(dim=1))
+            drawn = device_sampling.tokens_of_shards(keys.t().contiguous())
         walked = device_sampling.walk_trees(drawn, tokens, parents, offsets, shape.nodes)
         results = [walked.view(torch.int32).view(-1)]
         if shape.successors:

@@ -17,6 +17,8 @@ from actors.sampling.verification import walk_trees
 
 
 class HostRounds:
+    draw_on_all_ranks = False
+
     def __init__(self, runner: ModelRunner | EncoderDecoderRunner) -> None:
         self._runner = runner
 

@@ -29,6 +29,7 @@ from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
+from actors.models.shards import VocabularyShard
 from actors.options import Exactness
 
 # Rows of every forward in bitwise mode: in matrix products of one fixed shape, a row's bits depend neither on its place
@@ -85,6 +86,8 @@ class ModelRunner:
         replace_norms(model)
         self._pads = replace_linears(model)
         self.model = model.eval()
+        head = model.get_output_embeddings()
+        self.vocabulary_shard = head if isinstance(head, VocabularyShard) else None
         self._exact = exact
         self.kv = KvCache(num_slots, self.device, layer_shapes(model))
         self._arena = Arena(self.device) if self._attention == "triton_tree" else None
@@ -120,7 +123,7 @@ class ModelRunner:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
         if self._arena is not None:
             inputs = self.send(batch, logit_rows, row_tier(len(logit_rows)))
-            return self.compute(inputs)[: len(logit_rows)]
+            return self._of_whole_vocabulary(self.compute(inputs))[: len(logit_rows)]
         self.kv.settle()
         if self._exact == "bitwise":
             return self._forward_tiles(batch, logit_rows)
@@ -132,7 +135,10 @@ class ModelRunner:
             PaddedPlan(batch, self.kv, self.device, rows),
             torch.from_numpy(wanted).to(self.device),
         )
-        return logits[: len(logit_rows)]
+        return self._of_whole_vocabulary(logits)[: len(logit_rows)]
+
+    def _of_whole_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self.vocabulary_shard is None else self.vocabulary_shard.gather(logits)
 
     @property
     def has_device_inputs(self) -> bool:
@@ -169,8 +175,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute(self, inputs: DeviceInputs) -> torch.Tensor:
-        """The forward of inputs that are on the device; logits [num_logits, vocab]. Launches only: it waits for nothing
-        and reads nothing of the host."""
+        """The forward of inputs that are on the device; logits [num_logits, vocab], or with tensor parallelism those of
+        `vocabulary_shard`. Launches only: it waits for nothing and reads nothing of the host."""
         from actors.engine.attention.triton_tree import TreePlan  # Triton is not installed everywhere
 
         plan = TreePlan(inputs.rows, self.kv, inputs.block_size, inputs.max_context)

@@ -59,8 +59,8 @@ class _Outcome:
 class TargetEngine:
     """Sequences, their KV blocks and the model. One call of `verify` is one round.
 
-    With tensor parallelism every rank runs the same batches in the same order, and only rank 0 samples. The other
-    ranks learn which draft nodes were accepted from the next round's tokens.
+    With tensor parallelism every rank runs the same batches in the same order, and rank 0 says what was sampled. The
+    other ranks learn which draft nodes were accepted from the next round's tokens.
     """
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
@@ -165,7 +165,7 @@ class TargetEngine:
         draws = self._draws(emitting, num_successors)
         emitted = self._rounds.run([part.rows for part in parts], wanted, draws)
         outcome, outcomes = _Outcome(), {}
-        if draws is not None and emitted is not None:
+        if draws is not None and emitted is not None and self._samples:
             outcomes = self._outcomes(emitting, draws, emitted)
             outcome.successors = emitted.successors
         if self.eagle_head is not None and self._samples:
@@ -214,7 +214,7 @@ class TargetEngine:
 
     def _draws(self, emitting: Sequences[_Part], num_successors: int) -> Draws | None:
         """None where nothing is drawn."""
-        if not self._samples or not emitting:
+        if not emitting or not (self._samples or self._rounds.draw_on_all_ranks):
             return None
         trees = _trees_of(emitting)
         return Draws(

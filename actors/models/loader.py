@@ -212,8 +212,6 @@ def _load_model(
         check_stored_quantization(source, stored, quantization, device)
     torch_dtype = getattr(torch, choose_dtype(dtype, config, device))
     options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False}
-    if not config.is_encoder_decoder:  # encoder-decoder models do not all have every implementation
-        options["attn_implementation"] = "sdpa"
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
     elif device != "cpu" or stored is not None:
@@ -230,6 +228,10 @@ def _load_model(
         raise ModelError(f"model {source.spec!r}: {error}") from None
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
+    if tensor_parallel > 1:
+        from actors.models.shards import unwrap_shards
+
+        unwrap_shards(model)
     model.eval()
     model.requires_grad_(False)
     return model

@@ -1,10 +1,7 @@
 """Linear layers with weights in 8 or 4 bits; what goes in and comes out keeps the model's dtype.
 
-int8: one scale an output. Activations are not cut to 8 bits: on CPU a row becomes 16-bit fixed point, whose high and
-low bytes are two rows of one product of bytes, summed up in integers. Integers know no rounding, so a row's result
-does not depend on its company, and processors multiply bytes fast. Measured on one core, time against packed weights
-in float32 / bfloat16: 1.0 / 1.4 at 4 rows, 0.8 / 1.6 at 16, 0.5 / 1.3 at 64; 0.5 to 0.6 / 1.0 for an output layer.
-Where that product is missing or saturates, and on other devices, weights are widened in every call.
+int8: one scale an output. Activations are not cut to 8 bits. An engine on a CPU gives each layer the kernel that is
+fastest there (`engine.cpu_kernels.int8_products`); without one, weights are widened in every call.
 
 int4: a scale and a zero for every 32 weights of an output, multiplied in bfloat16 by torch's own kernel on CPU: time
 against packed weights 1.1 / 1.6 at 4 rows, 1.3 / 2.3 at 16. The output layer has int8, and so has a layer of a shape
@@ -14,12 +11,9 @@ that the kernel does not take. Between near-equal tokens, rounding decides as in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
-from numba import njit
 from torch import Tensor, nn
 
 from actors.errors import ModelError
@@ -28,18 +22,16 @@ from actors.options import Quantization
 _GROUP = 32  # weights that share an int4 scale
 _OUTPUTS = 16  # torch's int4 layout is made of so many at a time
 _BLOCK = 1 << 22  # weights that are widened at a time while they are quantized
-_HALF = 128  # zero point of the bytes
-_FIXED_MAX = 257 * 127  # largest 16-bit value whose high and low byte both fit after centring
-_SMALLEST = 1e-30  # rows below are zeros
-_MAX_INPUTS = 2**31 // (255 * 127)  # sums of more products may leave 32 bits
+
+
+# The rows of a product, float32 [n, in_features] -> float32 [n, out_features].
+Product = Callable[[Tensor], Tensor]
 
 
 class Int8Linear(nn.Module):
     """y = x W^T + b with W = weight * scales[:, None] rounded to the nearest of 255 steps an output."""
 
-    def __init__(
-        self, linear: nn.Linear, device: torch.device, has_kernel: bool, row_maxima: Tensor | None = None
-    ) -> None:
+    def __init__(self, linear: nn.Linear, device: torch.device, row_maxima: Tensor | None = None) -> None:
         """row_maxima: float32 [out_features], the largest magnitudes of whole rows, of which the linear has a part."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -50,24 +42,24 @@ class Int8Linear(nn.Module):
         for rows in _row_blocks(whole):
             weight[rows] = (whole[rows].float() / scales[rows, None]).round_().to(torch.int8)
         self.register_buffer("scales", scales)  # float32 [out_features]
+        self.register_buffer("weight", weight)  # int8 [out_features, in_features]
         self.bias = _bias_on(linear, device)
-        self._packed: Tensor | None = None
-        if has_kernel and self.in_features <= _MAX_INPUTS:
-            self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
-            self.register_buffer("_zeros", torch.zeros(self.out_features, dtype=torch.int64))
-        else:
-            self.register_buffer("weight", weight)  # int8 [out_features, in_features]
+        self.product: Product | None = None
+
+    def take_product(self, make: Callable[[Tensor, Tensor], Product]) -> None:
+        """Multiply by a kernel made of weight and scales from now on. It has its own copy of the weight."""
+        self.product = make(self.weight, self.scales)
+        del self.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        if self._packed is None:
+        if self.product is None:
             weight = (self.weight * self.scales[:, None]).to(inputs.dtype)
             return nn.functional.linear(inputs, weight, self.bias)
-        rows = inputs.reshape(-1, self.in_features).float()
-        output = _byte_product(rows, self._packed, self.scales, self._zeros)
+        output = self.product(inputs.reshape(-1, self.in_features).float())
         if self.bias is not None:
             output += self.bias
-        return output.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
+        return output.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
 
 
 class Int4Linear(nn.Module):
@@ -142,10 +134,9 @@ def quantize_linear(
     linear: nn.Linear, device: torch.device, in_int4: bool, row_maxima: Tensor | None = None
 ) -> Int8Linear | Int4Linear:
     """A layer, or one rank's part of it, on `device` in 4 or 8 bits. row_maxima: see Int8Linear."""
-    on_cpu = device.type == "cpu"
     if in_int4:
-        return Int4Linear(linear, device, has_kernel=on_cpu)
-    return Int8Linear(linear, device, has_kernel=on_cpu and has_byte_product(), row_maxima=row_maxima)
+        return Int4Linear(linear, device, has_kernel=device.type == "cpu")
+    return Int8Linear(linear, device, row_maxima)
 
 
 def fits_int4(linear: nn.Linear, is_head: bool) -> bool:
@@ -190,62 +181,3 @@ def _row_blocks(weight: Tensor) -> Iterator[slice]:
 def _bias_on(linear: nn.Linear, device: torch.device) -> nn.Parameter | None:
     # A parameter, as the row-wise style of transformers looks for it there, to add it once and not on every rank.
     return None if linear.bias is None else nn.Parameter(linear.bias.detach().to(device), requires_grad=False)
-
-
-@lru_cache(maxsize=1)
-def has_byte_product() -> bool:
-    """Whether this processor multiplies bytes without saturating. Without 32-bit accumulation (VNNI), sums of two
-    products stop at 16 bits, so the largest there are tell it."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    signs = torch.ones(_OUTPUTS, 64)
-    signs[1::2] = -1
-    weight = (127 * signs).to(torch.int8)
-    scales, zeros = torch.ones(_OUTPUTS), torch.zeros(_OUTPUTS, dtype=torch.int64)
-    try:
-        packed = torch.ops.onednn.qlinear_prepack(weight, None)
-        rows = torch.stack([torch.ones(64), -torch.ones(64), torch.linspace(-1, 1, 64)])
-        output = _byte_product(rows, packed, scales, zeros)
-    except (RuntimeError, AttributeError):
-        return False
-    return torch.allclose(output, rows @ weight.float().T, rtol=1e-4, atol=0.1)
-
-
-def _byte_product(rows: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """float32 [n, in_features] -> [n, out_features]: 2 n rows of bytes in one product."""
-    halves = np.empty((2 * len(rows), rows.shape[1]), dtype=np.uint8)
-    steps = np.empty(len(rows), dtype=np.float32)
-    _split_rows(rows.contiguous().numpy(), halves, steps)
-    products = torch.ops.onednn.qlinear_pointwise(
-        torch.from_numpy(halves), 1.0, _HALF, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-    output = torch.empty((len(rows), products.shape[1]))
-    _join_rows(products.numpy(), steps, output.numpy())
-    return output
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc", "nsz"})
-def _split_rows(rows: np.ndarray, halves: np.ndarray, steps: np.ndarray) -> None:
-    """float32 [n, k] -> uint8 [2 n, k], float32 [n]: x becomes step * (256 * high + low), signed bytes that are stored
-    with 128 added, the high ones in the first n rows."""
-    count, width = rows.shape
-    for row in range(count):
-        largest = np.float32(0.0)
-        for column in range(width):
-            largest = max(largest, abs(rows[row, column]))
-        steps[row] = largest / np.float32(_FIXED_MAX)
-        inverse = np.float32(_FIXED_MAX) / largest if largest > np.float32(_SMALLEST) else np.float32(0.0)
-        for column in range(width):
-            # Conversion cuts off, hence 0.5; the rest centres both bytes, 256 * 128 + 128.
-            fixed = np.int32(rows[row, column] * inverse + np.float32(257 * _HALF + 0.5))
-            halves[row, column] = np.uint8(fixed >> 8)
-            halves[count + row, column] = np.uint8(fixed & 255)
-
-
-@njit(nogil=True, cache=True)
-def _join_rows(products: np.ndarray, steps: np.ndarray, output: np.ndarray) -> None:
-    """float32 [2 n, m], [n] -> [n, m]"""
-    count, width = output.shape
-    for row in range(count):
-        for column in range(width):
-            output[row, column] = (products[row, column] * np.float32(256) + products[count + row, column]) * steps[row]

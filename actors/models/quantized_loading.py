@@ -14,14 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import ConversionOps
-from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, replace_layer_number_by_wildcard
-from transformers.distributed.tensor_parallel import ColwiseParallel
+from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from actors.models.quantization import (
-    Int4Linear,
-    Int8Linear,
     check_int4_shard,
     fits_int4,
     largest_of_rows,
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _METHOD = "paceline"
-_GATHERED = "paceline_gathered_columns"
 
 
 @register_quantization_config(_METHOD)
@@ -79,11 +75,6 @@ class LinearQuantizer(HfQuantizer):
             if self._in_int4(linear) and style.startswith(("rowwise", "colwise")):
                 check_int4_shard(name, linear, config.ranks, by_input=style.startswith("rowwise"))
 
-    def update_parallel_plan(self, model: PreTrainedModel, plan: dict[str, Any]) -> None:
-        for name, style in plan.items():
-            if style in ("colwise_gather_output", "colwise_rep"):
-                plan[name] = _GATHERED
-
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:
         is_linear = param_name.endswith(".weight") and param_name.removesuffix(".weight") in self._names
         return is_linear and param_name not in self._tied
@@ -111,14 +102,7 @@ class LinearQuantizer(HfQuantizer):
         quantized = quantize_linear(part, weight.device, in_int4, maxima)
         quantized.bias = linear.bias  # perhaps not loaded yet
         quantized._is_hf_initialized = True
-        style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
-        if self.quantization_config.ranks > 1 and style is not None:
-            # What these styles ask of a layer besides `forward`.
-            quantized._hf_quantized_needs_local_tp = True
-            quantized.whole_out_features = linear.out_features
-            if hasattr(linear, "config"):
-                quantized.config = linear.config
-            ALL_PARALLEL_STYLES[style].install_forward(quantized, model._mesh_manager.get_mesh("tp"))
+        quantized.whole_out_features = linear.out_features  # `shards` asks a rank's part
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, quantized)
         self._names.discard(name)
@@ -162,20 +146,6 @@ def _maxima_of_whole_rows(weight: Tensor, placeholder: Tensor) -> Tensor:
             if placement.is_shard(1) or placement.is_shard(-1):
                 dist.all_reduce(maxima, dist.ReduceOp.MAX, group=placeholder.device_mesh.get_group(dimension))
     return maxima
-
-
-class _GatheredColumns(ColwiseParallel):
-    """Column-wise with gathered outputs. A quantized layer has its rank's `out_features`; the style asks for all."""
-
-    def transform_output_post_forward(self, module: nn.Module, output: Tensor, mesh: Any) -> Tensor:
-        if isinstance(module, Int8Linear | Int4Linear):
-            output = self._from_local_last_dim_shard(output, mesh, module.whole_out_features)
-        return super().transform_output_post_forward(module, output, mesh)
-
-
-ALL_PARALLEL_STYLES.register(
-    _GATHERED, _GatheredColumns(output_layouts=ALL_PARALLEL_STYLES["colwise_rep"].output_layouts)
-)
 
 
 @contextlib.contextmanager

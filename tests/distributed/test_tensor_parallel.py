@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from actors.build import build_target_engine
+from actors.engine import model_runner
 from actors.engine.rank_group import (
     LeadingRank,
     begin_rounds,
@@ -36,6 +37,7 @@ from actors.errors import EngineBroken, ModelError, Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel
 from actors.models.quantization import Int4Linear, Int8Linear
+from actors.models.shards import VocabularyShard
 from actors.models.source import ModelSource
 from actors.options import Quantization, TargetGroupOptions
 from actors.workers.settings import TargetSettings
@@ -48,10 +50,16 @@ from paceline_testing.tiny_models import save_tiny_model
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
 STEPS = 8
+# None asks for a part of the vocabulary by rank, so each rank draws from its own.
+ADJUSTED = (
+    SamplingParams(1, temperature=0.0, logit_bias=((190, 2.0), (3, 2.0), (66, -9.0))),
+    SamplingParams(2, temperature=0.8, repetition_penalty=1.3),
+    SamplingParams(3, frequency_penalty=0.5),
+)
 OPTIONS = TargetGroupOptions(device="cpu", kv_cache_tokens=512, block_size=4)
 
 
-def decode(engine, steps: int = STEPS, record=lambda outputs: None) -> list[list[int]]:
+def decode(engine, samplings=SAMPLING, steps: int = STEPS, record=lambda outputs: None) -> list[list[int]]:
     """Decode all prompts in one batch; from round 3 on with a draft tree that is partly right by construction. record
     is given the tokens after each round."""
     sequences = [list(prompt) for prompt in PROMPTS]
@@ -60,7 +68,7 @@ def decode(engine, steps: int = STEPS, record=lambda outputs: None) -> list[list
     while min(len(output) for output in outputs) < steps:
         items = []
         for index, tokens in enumerate(sequences):
-            begin = SequenceStart(SAMPLING[index], len(PROMPTS[index])) if known[index] == 0 else None
+            begin = SequenceStart(samplings[index], len(PROMPTS[index])) if known[index] == 0 else None
             delta = SequenceDelta(index + 1, known[index], np.array(tokens[known[index] :], np.int32))
             tree, parents = [1, tokens[-1], 2, 3], [-1, -1, 1, 0]
             if tree[0] == tree[1]:
@@ -96,11 +104,14 @@ def run_rank(
     answers,
     faults: dict[int, tuple[int, int]] | None = None,
     quantization: Quantization = "none",
+    samplings: tuple[SamplingParams, ...] | None = None,
 ) -> None:
-    """faults: layer and call of it that fails, by rank."""
-    import torch
-
+    """faults: layer and call of it that fails, by rank. samplings: of rounds as on a device; None: as on the host."""
     torch.set_num_threads(1)
+    if samplings is not None:
+        model_runner.choose_attention = lambda device: "triton_tree"
+    if samplings == ADJUSTED:
+        VocabularyShard.gather = None
     if rank == 0:
         meeting = open_meeting("127.0.0.1", 60.0)
         for _ in range(2):
@@ -126,7 +137,7 @@ def run_rank(
             answers.close()
             answers.join_thread()
             os._exit(0)  # the link of the others would wait for this one
-        answers.put(decode(leading))
+        answers.put(decode(leading, samplings or SAMPLING))
         check_integrity(engine)
         leading.stop()
     else:
@@ -164,6 +175,19 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     assert any(len(set(output)) > 2 for output in wanted)
 
     with ranks_at_work(model_dir) as answers:
+        got = answers.get(timeout=180)
+    assert got == wanted
+
+
+@pytest.mark.parametrize("samplings", [ADJUSTED, SAMPLING], ids=["from shares", "from all"])
+def test_three_ranks_that_draw_from_their_shares_of_the_vocabulary_give_the_tokens_of_one(
+    model_dir, samplings, monkeypatch
+):
+    wanted = decode(build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS), samplings)
+    assert any(len(set(output)) > 2 for output in wanted)
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with ranks_at_work(model_dir, None, "none", samplings) as answers:
         got = answers.get(timeout=180)
     assert got == wanted
 

@@ -5,14 +5,15 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from actors.engine.rank_group import leave_group
 from tests.gpu.launches import LAYERS, counted, engine_of, round_of
 
 ONE_COPY_EACH_WAY = {"copies up": 1, "copies back": 1, "waits": 0}
 
 
-def cost(sequences: int, *, sampled: bool = False, nodes: int = 7, **case):
+def cost(sequences: int, *, shape: str = "8B", sampled: bool = False, nodes: int = 7, **case):
     few, many = (
-        round_of("8B", layers, sequences=sequences, nodes=nodes, sampled=sampled, **case).counts for layers in LAYERS
+        round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled, **case).counts for layers in LAYERS
     )
     a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
     return a_layer, few["kernels"] - LAYERS[0] * a_layer, few
@@ -71,6 +72,23 @@ def test_compiled_layers_are_twelve_launches_and_the_rest_of_a_round_is_as_many(
     assert outside <= 12
     assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
     assert cost(1, nodes=31, **case)[:2] == (a_layer, outside)
+
+
+@pytest.fixture
+def no_group_stays():
+    yield
+    leave_group()
+
+
+@pytest.mark.usefixtures("no_group_stays")
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_compiled_layer_of_a_rank_is_fourteen_launches_of_which_two_add_up_over_the_ranks(sampled):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    case = {"shape": "70B/8", "sampled": sampled, "context": 2048, "attention": "triton_tree", "compiled": True}
+    a_layer, outside, few = cost(8, **case)
+    assert a_layer <= 14
+    assert outside <= 16
+    assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
 
 
 def test_a_kernel_more_in_a_compiled_layer_is_seen(monkeypatch):

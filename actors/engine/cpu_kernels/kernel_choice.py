@@ -21,35 +21,44 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor, nn
 
+from actors.engine.cpu_kernels.int8_products import ByteProduct, PanelProduct
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
 from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelLinear
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.home import paceline_home
-from actors.models.quantization import Int4Linear, Int8Linear
+from actors.models.quantization import Int4Linear, Int8Linear, Product
 from actors.options import Dtype
 
 logger = logging.getLogger(__name__)
 
-_LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear)
+_LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int4Linear)
 KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "panel": PanelLinear,
     "panel ahead": partial(PanelLinear, ahead_bytes=AHEAD_BYTES),
     "packed": PackedLinear,
     "plain": lambda linear: linear,
 }
+INT8_PRODUCTS: dict[str, Callable[[Tensor, Tensor], Product]] = {  # of weight and scales
+    "panel": PanelProduct,
+    "panel ahead": partial(PanelProduct, ahead_bytes=AHEAD_BYTES),
+    "bytes": ByteProduct,
+}
+_WIDENED = "widened"  # an Int8Linear without a product
 _ROWS = (1, 2, 4, 8, 16, 64)  # decoding without and with drafts, alone and in company, and prefill
 _RUNS = 3
 _HOPELESS = 4.0  # a kernel so many times slower than another is not measured further
 _BYTES = 64 << 20  # weights of a measurement: more than caches hold, as a model has
 _MOST_COPIES = 32
 _DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NAMES = {*KERNELS, *INT8_PRODUCTS, _WIDENED, *_DTYPES}  # that a record may hold
 _LEAST_GAIN = 1.1  # for which bfloat16 is worth its rounding
 _SMALL = 1 << 18  # bytes of weights for which the call costs more than the product
 
 
 def replace_linears(model: nn.Module) -> bool:
-    """Replace plain `nn.Linear`s of a CPU model in place by the kernels chosen for their shapes.
+    """Replace plain `nn.Linear`s of a CPU model in place by the kernels chosen for their shapes, and give products to
+    those in 8 bits.
 
     Returns whether forwards should be padded to few different row counts: libraries keep a kernel and memory for each.
     Other devices, tensor-parallel shards and layers with hooks stay as they are. Tied weights stay tied for the module
@@ -61,8 +70,16 @@ def replace_linears(model: nn.Module) -> bool:
             if _is_plain(child):
                 kernel = choices.kernel(child.weight.dtype, child.in_features, child.out_features)
                 setattr(module, name, KERNELS[kernel](child))
+    for module in model.modules():
+        if isinstance(module, Int8Linear) and module.product is None and module.weight.device.type == "cpu":
+            product = choices.kernel(torch.int8, module.in_features, module.out_features)
+            if product != _WIDENED:
+                module.take_product(INT8_PRODUCTS[product])
     choices.save()
-    return any(isinstance(module, _LIBRARY_LINEARS) for module in model.modules())
+    return any(
+        isinstance(module, _LIBRARY_LINEARS) or isinstance(getattr(module, "product", None), ByteProduct)
+        for module in model.modules()
+    )
 
 
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:
@@ -98,7 +115,7 @@ class KernelChoices:
         try:
             self._all: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
             known = self._all.get(self._machine, {}).items()
-            self._known = {key: name for key, name in known if name in KERNELS or name in _DTYPES}
+            self._known = {key: name for key, name in known if name in _NAMES}
         except (OSError, ValueError, AttributeError):
             self._all, self._known = {}, {}
 
@@ -106,7 +123,7 @@ class KernelChoices:
         if in_features * out_features * dtype.itemsize <= _SMALL and has_openmp():
             return "panel"
         key = f"{str(dtype).removeprefix('torch.')} {in_features}x{out_features}"
-        if self._known.get(key) not in KERNELS:
+        if key not in self._known:
             self._known[key] = fastest_kernel(measure(dtype, in_features, out_features))
             self._is_saved = False
             logger.info("linear layers of %s: kernel %r is the fastest here", key, self._known[key])
@@ -169,7 +186,7 @@ def measure(
     for name, layers in _built(dtype, stored or dtype, in_features, outputs, copies):
         seconds[name] = [math.inf] * len(_ROWS)
         for index, rows in enumerate(_ROWS):
-            inputs = torch.randn(1, rows, in_features, dtype=dtype)
+            inputs = torch.randn(1, rows, in_features, dtype=dtype if dtype.is_floating_point else torch.float32)
             seconds[name][index] = min(_time(layers, inputs) for _ in range(_RUNS))
             if seconds[name][index] > _HOPELESS * best[index]:
                 break
@@ -180,18 +197,28 @@ def measure(
 def _built(
     dtype: torch.dtype, stored: torch.dtype, in_features: int, out_features: int, copies: int
 ) -> Iterator[tuple[str, list[nn.Module]]]:
-    weight = torch.randn(out_features, in_features).to(stored).to(dtype)
-    for name, make in KERNELS.items():
-        layers = []
+    is_int8 = dtype == torch.int8
+    weight = torch.randn(out_features, in_features).to(torch.float32 if is_int8 else stored)
+    for name in (*INT8_PRODUCTS, _WIDENED) if is_int8 else KERNELS:
+        layers: list[nn.Module] = []
         for _ in range(copies):
-            linear = nn.Linear(in_features, out_features, bias=False, device="meta", dtype=dtype)
-            linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+            linear = nn.Linear(in_features, out_features, bias=False, device="meta")
+            linear.weight = nn.Parameter(
+                weight.clone() if is_int8 else weight.to(dtype, copy=True), requires_grad=False
+            )
             try:
-                layers.append(make(linear))
+                layers.append(_int8_layer(linear, name) if is_int8 else KERNELS[name](linear))
             except (RuntimeError, OSError):  # this processor lacks instructions for it, or torch its library
                 break
         if layers:
             yield name, layers
+
+
+def _int8_layer(linear: nn.Linear, product: str) -> Int8Linear:
+    layer = Int8Linear(linear, torch.device("cpu"))
+    if product != _WIDENED:
+        layer.take_product(INT8_PRODUCTS[product])
+    return layer
 
 
 def _time(layers: list[nn.Module], inputs: Tensor) -> float:

@@ -60,7 +60,7 @@ class PanelLinear(nn.Module):
         count = rows.numel() // self.in_features
         if count:
             panels = self._width // PANEL
-            work = _Work(rows.data_ptr(), count, self._depth, self._weights, outputs.data_ptr(), self._width, panels)
+            work = Work(rows.data_ptr(), count, self._depth, self._weights, outputs.data_ptr(), self._width, panels)
             self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
         if self._width != self.out_features:
             outputs = outputs[..., : self.out_features]
@@ -88,7 +88,7 @@ def _narrowed(weight: Tensor) -> Tensor:
     return weight
 
 
-class _Work(ctypes.Structure):
+class Work(ctypes.Structure):
     """Arguments of one product, as `share` reads them."""
 
     _fields_ = [
@@ -106,7 +106,7 @@ _compiled: list[Any] = []  # never freed: layers keep addresses
 
 @lru_cache
 def compiled(kind: int, ahead_bytes: int) -> tuple[Parallel, int]:
-    """`openmp`, and the address of the compiled function that does one thread's share of a `_Work`."""
+    """`openmp`, and the address of the compiled function that does one thread's share of a `Work`."""
     run = openmp()
     multiply = make_multiply(kind, *panels_at_once(llvm.get_host_cpu_features()), ahead_bytes)
 

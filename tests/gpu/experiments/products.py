@@ -55,7 +55,7 @@ def _times(setting: Setting, rows: int, inputs: int, outputs: tuple[int, ...]) -
     for weight in merged[:2]:
         layer = torch.nn.Linear(inputs, sum(outputs), bias=False, device="meta")
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-        layers.append(Int8Linear(layer, device, has_kernel=False))
+        layers.append(Int8Linear(layer, device))
     found["int8, widened"] = lambda: [layer(x) for layer in layers]
     times = {name: setting.time(launch).median * 1e3 for name, launch in found.items()}
     count = {"int8, widened": len(layers)}

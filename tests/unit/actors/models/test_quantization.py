@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,15 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engine.cpu_kernels.kernel_choice import replace_linears
+from actors.engine.cpu_kernels.int8_products import has_byte_product
+from actors.engine.cpu_kernels.kernel_choice import INT8_PRODUCTS, replace_linears
+from actors.engine.cpu_kernels.threads import has_openmp
 from actors.errors import ModelError
 from actors.models.loader import load_draft_model, load_model
 from actors.models.quantization import (
     Int4Linear,
     Int8Linear,
     check_int4_shard,
-    has_byte_product,
     largest_of_rows,
     quantize_linears,
 )
@@ -44,15 +46,34 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-@pytest.mark.parametrize("has_kernel", [True, False])
+def in_int8(layer: nn.Linear, product: str | None = None) -> Int8Linear:
+    """With a product of `INT8_PRODUCTS`, or widened."""
+    if product == "bytes" and not has_byte_product():
+        pytest.skip("this processor has no product of bytes")
+    if product == "panel" and not has_openmp():
+        pytest.skip("torch has no OpenMP runtime that exports GOMP_parallel here")
+    quantized = Int8Linear(layer, CPU)
+    if product is not None:
+        quantized.take_product(INT8_PRODUCTS[product])
+    return quantized
+
+
+KINDS = {
+    "int8": in_int8,
+    "int8 by panels": partial(in_int8, product="panel"),
+    "int8 by bytes": partial(in_int8, product="bytes"),
+    "int4": lambda layer: Int4Linear(layer, CPU, True),
+    "int4 widened": lambda layer: Int4Linear(layer, CPU, False),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("kind", "bound"), [(Int8Linear, 0.01), (Int4Linear, 0.1)])
-def test_products_are_near_those_of_the_whole_weights(kind, bound, bias, dtype, has_kernel):
-    if kind is Int8Linear and has_kernel and not has_byte_product():
-        pytest.skip("this processor has no product of bytes")
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_near_those_of_the_whole_weights(kind, bias, dtype):
+    bound = 0.01 if kind.startswith("int8") else 0.1
     layer = linear(96, 48, bias, dtype)
-    quantized = kind(layer, CPU, has_kernel)
+    quantized = KINDS[kind](layer)
     for count in (1, 4, 33):
         inputs = rows(count, 96, dtype)
         output = quantized(inputs)
@@ -60,29 +81,30 @@ def test_products_are_near_those_of_the_whole_weights(kind, bound, bias, dtype, 
         assert distance(output, layer.double()(inputs.double())) < bound
 
 
-@pytest.mark.parametrize(("kind", "bound"), [(Int8Linear, 1e-4), (Int4Linear, 0.02)])
-def test_the_kernel_computes_what_the_widened_weights_do(kind, bound):
-    if kind is Int8Linear and not has_byte_product():
-        pytest.skip("this processor has no product of bytes")
+@pytest.mark.parametrize(
+    ("kind", "plain", "bound"),
+    [("int8 by panels", "int8", 1e-6), ("int8 by bytes", "int8", 1e-4), ("int4", "int4 widened", 0.02)],
+)
+def test_the_kernel_computes_what_the_widened_weights_do(kind, plain, bound):
     layer = linear(128, 64)
-    fast, plain = kind(layer, CPU, True), kind(layer, CPU, False)
+    fast, plain = KINDS[kind](layer), KINDS[plain](layer)
     assert distance(fast(rows(5, 128)), plain(rows(5, 128))) < bound
 
 
-def test_in_int8_the_bits_of_a_row_do_not_depend_on_its_company():
-    if not has_byte_product():
-        pytest.skip("this processor has no product of bytes")
-    quantized = Int8Linear(linear(576, 192), CPU, True)
+@pytest.mark.parametrize("product", ["panel", "bytes"])
+def test_in_int8_the_bits_of_a_row_do_not_depend_on_its_company(product):
+    quantized = in_int8(linear(576, 192), product)
     inputs = rows(70, 576)
     together = quantized(inputs)
     for first, last in ((0, 1), (3, 7), (20, 69)):
         assert torch.equal(quantized(inputs[:, first:last]), together[:, first:last])
 
 
-def test_rows_of_all_magnitudes_survive_fixed_point():
+@pytest.mark.parametrize("product", [None, "panel", "bytes"])
+def test_rows_of_all_magnitudes_survive(product):
     layer = linear(64, 32, bias=False)
     layer.weight[3] = 0.0
-    quantized = Int8Linear(layer, CPU, has_byte_product())
+    quantized = in_int8(layer, product)
     for magnitude in (1e-20, 1e-3, 1e4, 1e20):
         inputs = rows(6, 64) * magnitude
         assert distance(quantized(inputs), layer(inputs)) < 0.01
@@ -127,18 +149,18 @@ def test_a_reduced_draft_model_is_quantized_after_its_rows_were_taken(tmp_path):
     assert distance(logits, whole.model(ids).logits) < 0.05
 
 
-@pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, has_kernel=False)])
 @pytest.mark.parametrize("by_input", [True, False])
 def test_the_parts_of_ranks_are_slices_of_the_whole(kind, by_input):
     whole = linear(192, 96, bias=False)
-    quantized = kind(whole, CPU, False)
+    quantized = kind(whole, CPU)
     wide = quantized(torch.eye(192)[None])[0].T  # [outputs, inputs]
     maxima = {"row_maxima": largest_of_rows(whole.weight)} if kind is Int8Linear else {}
     for rank, part in enumerate(whole.weight.chunk(3, dim=1 if by_input else 0)):
         shard = nn.Linear(part.shape[1], part.shape[0], bias=False)
         shard.weight = nn.Parameter(part.clone(), requires_grad=False)
         own = {name: value if by_input else value.chunk(3)[rank] for name, value in maxima.items()}
-        found = kind(shard, CPU, False, **own)(torch.eye(part.shape[1])[None])[0].T
+        found = kind(shard, CPU, **own)(torch.eye(part.shape[1])[None])[0].T
         assert torch.equal(found, wide.chunk(3, dim=1 if by_input else 0)[rank])
 
 

@@ -1,0 +1,178 @@
+"""Two ranks without wrappers against the unpatched model; layers of a rank are traced whole."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+from actors.engine import model_runner
+from actors.engine.compiled.layers import compile_model
+from actors.engine.compiled.merged_linears import LinearSlice
+from actors.engine.cpu_kernels.panel_linear import PanelLinear
+from actors.engine.model_runner import ModelRunner
+from actors.engine.rank_group import find_meeting, join_group, leave_group, open_meeting
+from actors.models.collectives import all_reduce, gather_columns, use_symmetric_memory
+from actors.models.loader import load_model
+from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
+from actors.models.source import ModelSource
+
+VOCAB = 197  # ranks have 99 and 98
+_EXPERTS = {"num_experts_per_tok": 2}
+# Plans of every style that models with attention have.
+KINDS = {
+    "llama": {},
+    "llama tied": {"tie_word_embeddings": True},
+    "qwen2": {},  # biases
+    "gemma3_text": {"sliding_window": 16},  # embeddings are scaled, heads normed
+    "mixtral": _EXPERTS | {"num_local_experts": 4},
+    "qwen3_moe": _EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32},
+    "deepseek_v3": _EXPERTS | {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": None,
+    },
+    "phi3": {},  # inputs and outputs of all ranks
+    "olmo2": {},
+    "cohere2": {"logit_scale": 0.25},
+}  # fmt: skip
+
+
+def save(kind: str, directory: Path) -> None:
+    config = {
+        "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False,
+    } | KINDS[kind]  # fmt: skip
+    config = {name: value for name, value in config.items() if value is not None or name.endswith("_id")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind.split()[0], **config), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = 1 / math.sqrt(parameter.shape[-1]) if parameter.ndim > 1 else 0.1
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    model.save_pretrained(directory)
+
+
+def run_rank(rank: int, directory: Path, ports, said) -> None:
+    torch.set_num_threads(1)
+    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
+    if rank == 0:
+        ports.put(meeting.port)
+    join_group(meeting, rank, 2, "cpu", 60.0)
+    use_symmetric_memory(torch.device("cpu"), torch.float32)  # which has none
+    assert all_reduce(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
+    ids = torch.arange(3, 40)[None]
+    for kind in KINDS:
+        source = ModelSource(kind, kind, directory / kind)
+        for quantization in ("none", "int8"):
+            model = load_model(source, tensor_parallel=2, quantization=quantization)
+            head = model.get_output_embeddings()
+            assert isinstance(head, VocabularyShard)
+            assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+            with torch.inference_mode():
+                share = model(input_ids=ids).logits
+                assert share.shape[-1] == len(head.ids) == (99, 98)[rank]
+                logits = head.gather(share)
+                if rank == 0:
+                    alone = (
+                        AutoModelForCausalLM.from_pretrained(source.path)
+                        if quantization == "none"
+                        else load_model(source, quantization=quantization)
+                    )
+                    expected = alone.eval()(input_ids=ids).logits
+                    said.put((kind, quantization, float((logits - expected).abs().max() / expected.abs().max())))
+        if kind in ("llama", "phi3"):  # the plain layers of a rank get this machine's kernels
+            model = load_model(source, tensor_parallel=2)
+            ModelRunner(model, 16)
+            assert {type(module) for name, module in model.named_modules() if name.endswith("o_proj")} == {SummedRows}
+            assert all(isinstance(module.linear, PanelLinear) for module in rows_of(model))
+    leave_group()
+
+
+def rows_of(model: nn.Module) -> list[SummedRows]:
+    return [module for module in model.modules() if isinstance(module, SummedRows)]
+
+
+def test_two_ranks_without_wrappers_compute_what_the_unpatched_model_does(tmp_path):
+    for kind in KINDS:
+        save(kind, tmp_path / kind)
+    context = multiprocessing.get_context("spawn")
+    ports, said = context.Queue(), context.Queue()
+    ranks = [context.Process(target=run_rank, args=(rank, tmp_path, ports, said)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = [said.get(timeout=120) for _ in range(2 * len(KINDS))]
+    for process in ranks:
+        process.join(timeout=60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert {(kind, quantization) for kind, quantization, _ in found} == {
+        (kind, quantization) for kind in KINDS for quantization in ("none", "int8")
+    }
+    assert max(difference for _, _, difference in found) < 3e-6, found
+
+
+@pytest.fixture
+def lone_rank_of_two():
+    """A process group whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    yield
+    leave_group()
+
+
+def test_layers_of_a_rank_are_traced_whole_with_merged_linears(lone_rank_of_two, monkeypatch, caplog):
+    monkeypatch.setattr(model_runner, "replace_linears", lambda model: False)
+    monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = SummedRows(layer.self_attn.o_proj, None, splits_input=False)
+        layer.mlp.down_proj = SummedRows(layer.mlp.down_proj, None, splits_input=False)
+    model.model.embed_tokens = EmbeddingShard(nn.Embedding(98, 32), VOCAB)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return aot_eager(graph, inputs)
+
+    with caplog.at_level(logging.WARNING), torch.inference_mode():
+        ModelRunner(model, 16)
+        compile_model(model, backend)
+        ModelRunner(model, 16)  # which runs it once
+    assert not caplog.records
+    sums = [targets.count(torch.ops.paceline.all_reduce) for targets in graphs]
+    assert sorted(sums)[-2:] == [1, 2]  # the embeddings, and one graph for both layers
+    assert len([module for module in model.modules() if isinstance(module, LinearSlice)]) == 2 * 5
+
+
+def test_operators_tell_the_compiler_the_shapes_they_give(lone_rank_of_two):
+    part = torch.randn(1, 3, 5).transpose(1, 2)
+    for found, fake in (
+        (all_reduce(part), torch.ops.paceline.all_reduce(part.to("meta"))),
+        (gather_columns(part, 5), torch.ops.paceline.gather_columns(part.to("meta"), 5)),
+    ):
+        assert (found.shape, found.stride(), found.dtype) == (fake.shape, fake.stride(), fake.dtype)
+
+
+def test_sums_through_symmetric_memory_are_asked_of_torch_in_its_own_terms():
+    for operator, schema in (
+        (
+            "one_shot_all_reduce_copy",
+            "(Tensor symm_buffer, Tensor local_input, str reduce_op, str group_name) -> Tensor",
+        ),
+        ("multimem_all_reduce_", "(Tensor(a!) input, str reduce_op, str group_name) -> Tensor(a!)"),
+    ):
+        assert str(getattr(torch.ops.symm_mem, operator).default._schema) == f"symm_mem::{operator}{schema}"
