@@ -31,11 +31,12 @@ class Picked(NamedTuple):
     batch: VerifyBatch
     roots: list[int]  # for each item, the node of the tree sent ahead that was emitted last; -1: it was not foreseen
     nodes: list[np.ndarray]  # for each item, the nodes behind it that are verified, int32 [n], ascending
+    lost: float  # tokens that drafts of a round planned later would bring beyond those of these
 
 
 def pick(ahead: VerifyAhead, batch: VerifyBatch, result: VerifyResult) -> Picked | None:
-    """The round that `ahead` becomes after `batch` with this result. None: declined, because too many of the tokens
-    that drafts could bring would be lost, or because no sequence goes on.
+    """The round that `ahead` becomes after `batch` with this result, if it is carried out (`is_carried_out`). None: it
+    does not follow, or no sequence goes on.
 
     A sequence whose tokens were not foreseen is computed without a draft.
     """
@@ -43,7 +44,7 @@ def pick(ahead: VerifyAhead, batch: VerifyBatch, result: VerifyResult) -> Picked
         return None
     before = {item.delta.seq_id: item for item in batch.items}
     verdicts = {verdict.seq_id: verdict for verdict in result.verdicts}
-    picked = Picked(VerifyBatch(ahead.round_id, [], ahead.finished, ahead.num_successors), [], [])
+    picked = Picked(VerifyBatch(ahead.round_id, [], ahead.finished, ahead.num_successors), [], [], 0.0)
     finished = set(ahead.finished)
     lost = 0.0
     for item in ahead.items:
@@ -56,12 +57,16 @@ def pick(ahead: VerifyAhead, batch: VerifyBatch, result: VerifyResult) -> Picked
         tree = DraftTree.empty() if item.tree is None else item.tree
         root, nodes = foreseen_nodes(tree, token_ids, item.max_nodes, ahead.least_confidence)
         draft = tree_behind(tree, root, nodes)
-        lost += max(0.0, item.gain - float(draft.confidence.sum(dtype=np.float64)))
+        lost += max(0.0, item.gain - ahead.trust * float(draft.confidence.sum(dtype=np.float64)))
         delta = SequenceDelta(item.seq_id, last.delta.start + len(last.delta.token_ids), token_ids)
         picked.batch.items.append(VerifyItem(delta, 1, draft if len(nodes) else None))
         picked.roots.append(root)
         picked.nodes.append(nodes)
-    return picked if picked.batch.items and lost <= ahead.most_lost else None
+    return picked._replace(lost=lost) if picked.batch.items else None
+
+
+def is_carried_out(ahead: VerifyAhead, picked: Picked | None) -> bool:
+    return picked is not None and picked.lost <= ahead.most_lost
 
 
 def emitted_tokens(tree: DraftTree, verdict: Verdict) -> np.ndarray | None:

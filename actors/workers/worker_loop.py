@@ -21,7 +21,7 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
-from actors.round_ahead import pick, warm_up
+from actors.round_ahead import is_carried_out, pick, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class LastRounds:
         """The batch that the round becomes; None: it is declined, or does not follow this router's last round."""
         last = self._rounds.get(peer)
         picked = None if last is None else pick(ahead, *last)
-        return None if picked is None else picked.batch
+        return picked.batch if picked is not None and is_carried_out(ahead, picked) else None
 
 
 class WorkerLoop:

@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.messages import AheadItem, VerifyAhead, VerifyBatch, VerifyResult
-from actors.round_ahead import Picked, parents_behind, pick, warm_up
+from actors.round_ahead import Picked, is_carried_out, parents_behind, pick, warm_up
 from cluster.router.ahead_trial import AheadTrial
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.drafting import Drafting
@@ -27,7 +27,11 @@ from cluster.router.round import Emitted, Round, RoundEntry, RoundSize
 from cluster.router.scheduler import Scheduler
 from cluster.router.sequence import Sequence
 
+_KEPT_WEIGHT = 0.1
+_PROBES = 64  # rounds; one of so many is sent ahead though it will hardly be carried out
 _GAIN_WEIGHT = 0.2  # weight of a new measurement of what a draft brings
+_FIRST_PROMISES = 16.0  # tokens that are taken as promised and brought before any were
+_PROMISE_DECAY = 0.97  # with each round
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,22 @@ class _Sent:
     planned: Round  # as if it followed the tokens that were committed when it was sent
     index_of: dict[int, int]  # entry of `planned`, by sequence id
     merged: MergedTrees | None  # the trees in the message
+
+
+class _Promises:
+    """What drafts of rounds that were sent ahead have promised by their probabilities, and brought. Those are taken
+    from behind deep nodes, of which the calibration sees few."""
+
+    def __init__(self) -> None:
+        self._promised, self._brought = _FIRST_PROMISES, _FIRST_PROMISES
+
+    @property
+    def trust(self) -> float:
+        return min(1.0, self._brought / self._promised)
+
+    def observe(self, promised: float, brought: float) -> None:
+        self._promised = self._promised * _PROMISE_DECAY + promised
+        self._brought = self._brought * _PROMISE_DECAY + brought
 
 
 class SendingAhead:
@@ -59,6 +79,8 @@ class SendingAhead:
         self._requests = requests
         self._scheduler = scheduler
         self._max_running = max_running
+        self._promises = _Promises()
+        self._kept = 0.5  # share of what drafts bring that those of a round sent ahead bring, typically
         self._sent: _Sent | None = None
         self._committed_at: float | None = None  # when the last round ended, if the next followed at once
         if mode != "off":
@@ -80,15 +102,18 @@ class SendingAhead:
         count = len(planned.entries)
         share = planned.budget.rows // count or min(1, planned.budget.rows)
         room = [min(entry.max_nodes, share) for entry in planned.entries]
+        gains = [
+            entry.sequence.drafts.gain if nodes else 0.0 for entry, nodes in zip(planned.entries, room, strict=True)
+        ]
+        most_lost = self.trial.wait_share * (count + sum(gains))  # what the target would compute while it waits
+        if (1.0 - self._kept) * sum(gains) > most_lost and round_id % _PROBES:
+            return None
         for entry in planned.entries:
             drafts = entry.sequence.drafts
             # Deeper than a round's draft: what lies before the emitted tokens is used up.
             entry.max_nodes = min(2 * drafts.max_tokens, entry.sequence.num_left - 1) if entry.max_nodes else 0
         self._drafting.cpu.propose(planned)
         merged = self._choice.merge(planned)
-        gains = [
-            entry.sequence.drafts.gain if nodes else 0.0 for entry, nodes in zip(planned.entries, room, strict=True)
-        ]
         message = VerifyAhead(
             round_id,
             round.round_id,
@@ -99,8 +124,8 @@ class SendingAhead:
             self._requests.take_to_free(),
             self._drafting.num_successors_of(planned),
             self._choice.price_of_a_node(planned),
-            # What the target would compute while it waits for the router.
-            self.trial.wait_share * (count + sum(gains)),
+            most_lost,
+            self._promises.trust,
         )
         self._sent = _Sent(message, planned, {entry.seq_id: i for i, entry in enumerate(planned.entries)}, merged)
         return message
@@ -131,7 +156,11 @@ class SendingAhead:
         """
         sent = self._sent
         picked = None if sent is None else pick(sent.message, batch, result)
-        if sent is None or picked is None:
+        if sent is not None and picked is not None:
+            gain = sum(item.gain for item in sent.message.items)
+            if gain:
+                self._kept += _KEPT_WEIGHT * (1.0 - picked.lost / gain - self._kept)
+        if sent is None or picked is None or not is_carried_out(sent.message, picked):
             self.drop()
             return None
         self._sent = None
@@ -168,10 +197,14 @@ class SendingAhead:
 
     def observe(self, round: Round, result: VerifyResult, emitted: list[Emitted], now: float) -> None:
         """Learn from a committed round."""
+        if round.is_ahead:
+            promised = 0.0 if round.chosen is None else float(round.chosen.nodes["probability"].sum(dtype=np.float64))
+            self._promises.observe(promised, sum(len(path) for _, _, path in emitted))
         for index, _, path in emitted:
-            entry = round.entries[index]
-            if not round.is_ahead or entry.num_verified:
-                entry.sequence.drafts.gain += _GAIN_WEIGHT * (len(path) - entry.sequence.drafts.gain)
+            drafts = round.entries[index].sequence.drafts
+            # Drafts of rounds sent ahead are worse than those that are made when the tokens are known.
+            if not round.is_ahead or len(path) > drafts.gain:
+                drafts.gain += _GAIN_WEIGHT * (len(path) - drafts.gain)
         is_decoding = bool(round.entries) and all(entry.emits and entry.rows == 1 for entry in round.entries)
         if is_decoding and self._committed_at is not None:
             tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)

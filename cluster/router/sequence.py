@@ -67,7 +67,7 @@ class DraftState:
     worker: str | None = None
     worker_known: int = 0  # tokens that worker has been sent
     corrections: np.ndarray = field(default_factory=no_tokens)  # for the next `DraftItem`, from the last round with any
-    gain: float = 0.0  # tokens that a draft brings, typically
+    gain: float = 2.0  # tokens that a draft brings, typically; at first a guess
     num_taught: int = 0  # prompt rows that drafters have learnt, here or from a sequence with the same prompt
 
     def leave_worker(self) -> None:
