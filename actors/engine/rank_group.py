@@ -6,11 +6,13 @@ import logging
 import socket
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as distributed_c10d
 
+from actors.engine.shared_ring import RingReader, RingWriter
 from actors.engine.target_engine import TargetEngine
 from actors.errors import EngineBroken
 from actors.messages import VerifyBatch, VerifyResult, decode_message, encode_message
@@ -20,6 +22,7 @@ logger = logging.getLogger(__name__)
 _ROUND_TIMEOUT = timedelta(seconds=120)
 # Interval of empty messages from an idle rank 0, so that the others notice when it is gone.
 _KEEPALIVE_S = 10.0
+_RING = "ring"  # key of its path
 
 
 def open_meeting(host: str, timeout_s: float) -> dist.TCPStore:
@@ -42,17 +45,31 @@ def find_meeting(host: str, port: int, timeout_s: float) -> dist.TCPStore:
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
-def join_group(meeting: dist.TCPStore, rank: int, world_size: int, device: str, timeout_s: float) -> None:
-    """Enter the process group; blocks until all ranks have entered. nccl on CUDA, gloo on CPU.
+def join_group(
+    meeting: dist.TCPStore, rank: int, world_size: int, device: str, timeout_s: float
+) -> RingWriter | RingReader:
+    """Enter the process group; blocks until all ranks have entered. nccl on CUDA, gloo on CPU. Returns where rank 0
+    writes and the others read what the group is to do; so all are on one machine.
 
     timeout_s: for this, and for every collective until `begin_rounds`. Ranks load at different speeds: one may wait
     for as long as another loads.
     """
-    # Control messages always use gloo, so that reading them never waits for a device stream.
+    # What ranks agree on goes through gloo, so that nothing waits for a device stream.
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     dist.init_process_group(
         backend, store=meeting, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
     )
+    readers = world_size - 1
+    ring: RingWriter | RingReader
+    if rank:
+        ring = RingReader(Path(meeting.get(_RING).decode()), rank - 1, readers)
+    else:
+        ring = writer = RingWriter(readers)
+        meeting.set(_RING, str(writer.path))
+    least_of_ranks(0)
+    if isinstance(ring, RingWriter):
+        ring.hide()
+    return ring
 
 
 def begin_rounds(timeout: timedelta = _ROUND_TIMEOUT) -> None:
@@ -72,20 +89,6 @@ def least_of_ranks(value: int) -> int:
     return int(least)
 
 
-def _share(payload: bytes | None) -> bytes:
-    """Broadcast: rank 0 passes a payload, the others None; all return it. Raises RuntimeError if a rank is gone."""
-    size = torch.tensor([len(payload) if payload is not None else 0], dtype=torch.int64)
-    dist.broadcast(size, src=0)
-    if int(size) == 0:
-        return b""
-    if payload is not None:
-        data = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    else:
-        data = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(data, src=0)
-    return data.numpy().tobytes()
-
-
 _STOP = b"stop"
 
 
@@ -96,9 +99,11 @@ class LeadingRank:
     paired with that, which gives wrong tokens and no error.
     """
 
-    def __init__(self, engine: TargetEngine) -> None:
+    def __init__(self, engine: TargetEngine, ring: RingWriter) -> None:
+        """ring: of `join_group`."""
         self._engine = engine
-        self._shared_at = time.monotonic()
+        self._ring = ring
+        self._told_at = time.monotonic()
 
     def answer(self, batch: VerifyBatch) -> VerifyResult:
         """Raises EngineBroken when the round fails on any rank."""
@@ -112,24 +117,26 @@ class LeadingRank:
         """Nothing to do: no round is tried after a failed one."""
 
     def keep_alive(self) -> None:
-        if time.monotonic() - self._shared_at > _KEEPALIVE_S:
+        """Raises RuntimeError if another rank has ended."""
+        if time.monotonic() - self._told_at > _KEEPALIVE_S:
+            self._ring.check_readers()
             self._tell(b"")
 
     def stop(self) -> None:
         self._tell(_STOP)
 
     def _tell(self, payload: bytes) -> None:
-        _share(payload)
-        self._shared_at = time.monotonic()
+        self._ring.write(payload, _ROUND_TIMEOUT.total_seconds())
+        self._told_at = time.monotonic()
 
 
-def follow(engine: TargetEngine) -> None:
-    """The loop of ranks 1 to N - 1: run the batches of rank 0 until it stops.
+def follow(engine: TargetEngine, ring: RingReader) -> None:
+    """The loop of ranks 1 to N - 1: run the batches of rank 0 until it stops. ring: of `join_group`.
 
-    Raises RuntimeError if another rank is gone.
+    Raises RuntimeError if another rank is gone, TimeoutError if rank 0 is silent.
     """
     while True:
-        payload = _share(None)
+        payload = ring.read(_ROUND_TIMEOUT.total_seconds())
         if payload == _STOP:
             return
         if payload:

@@ -17,6 +17,7 @@ from actors.engine.rank_group import (
     leave_group,
     open_meeting,
 )
+from actors.engine.shared_ring import RingReader, RingWriter
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.links.keys import LinkKeys
@@ -46,6 +47,7 @@ class TargetWorker:
         self._leading: LeadingRank | None = None
         self._thread: threading.Thread | None = None
         self._meeting: torch.distributed.TCPStore | None = None  # rank 0 of several
+        self._ring: RingWriter | RingReader | None = None  # of several ranks
         self._error: str | None = None
         self._step_times: list[tuple[int, float]] = []
 
@@ -63,7 +65,8 @@ class TargetWorker:
             assert meeting is not None, "ranks need a place to meet"
             limit_s = options.start_timeout_s
             store = self._meeting or find_meeting(*meeting, limit_s)
-            join_group(store, self._rank, options.tensor_parallel, choose_device(options.device), limit_s)
+            device = choose_device(options.device)
+            self._ring = join_group(store, self._rank, options.tensor_parallel, device, limit_s)
         self._engine = build_target_engine(
             self._settings.source, options, rank=self._rank, limits=self._settings.limits
         )
@@ -80,8 +83,8 @@ class TargetWorker:
             self.server = LinkServer(LinkKeys.generate(), [], host)
             engine: Engine = self._engine
             keep_alive = None
-            if self._settings.options.tensor_parallel > 1:
-                self._leading = LeadingRank(self._engine)
+            if isinstance(self._ring, RingWriter):
+                self._leading = LeadingRank(self._engine, self._ring)
                 engine, keep_alive = self._leading, self._leading.keep_alive  # type: ignore[assignment]
             self.loop = WorkerLoop(engine, self.server, self._info(), keep_alive)
             self._thread = threading.Thread(target=self._lead, name="target rank 0", daemon=True)
@@ -135,9 +138,10 @@ class TargetWorker:
 
     def _follow(self) -> None:
         assert self._engine is not None
+        assert isinstance(self._ring, RingReader)
         try:
             use_device(self._settings.options.device)
-            follow(self._engine)
+            follow(self._engine, self._ring)
             leave_group()
         except Exception as error:
             logger.exception("target rank %d ended", self._rank)

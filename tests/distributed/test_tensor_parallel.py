@@ -118,7 +118,7 @@ def run_rank(
             ports.put(meeting.port)
     else:
         meeting = find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    join_group(meeting, rank, 3, "cpu", 60.0)
+    ring = join_group(meeting, rank, 3, "cpu", 60.0)
     source = ModelSource("tiny", "tiny", path)
     # The ranks have memory for pools of 32, 64 and 128 blocks.
     options = OPTIONS.model_copy(
@@ -129,7 +129,7 @@ def run_rank(
     if rank in (faults or {}):
         fail_in_layer(engine, *faults[rank])
     if rank == 0:
-        leading = LeadingRank(engine)
+        leading = LeadingRank(engine, ring)
         if faults:
             with pytest.raises(EngineBroken, match="round 1: RuntimeError: "):
                 decode(leading, record=answers.put)
@@ -142,7 +142,7 @@ def run_rank(
         leading.stop()
     else:
         try:
-            follow(engine)
+            follow(engine, ring)
         except RuntimeError:
             assert faults
             os._exit(0)
