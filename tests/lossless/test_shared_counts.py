@@ -17,7 +17,8 @@ from cluster.offline.engine import LocalEngine
 from paceline_testing.cache_stores import until
 from paceline_testing.tiny_models import save_tiny_model
 
-EAGER = SoftExchangeSettings(export_every_s=0.0, poll_s=0.01, idle_poll_s=0.01, tick_s=0.1)
+# A fold would merge contexts that were exported twice, and readers would then count fewer.
+EAGER = SoftExchangeSettings(export_every_s=0.0, poll_s=0.01, idle_poll_s=0.01, tick_s=0.1, folds=False)
 PROMPTS = ["say oak and", "say elm and"]
 TOLD = {"max_new_tokens": 48, "ignore_eos": True}
 
