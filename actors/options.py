@@ -36,7 +36,7 @@ class ModelOptions(Options):
     kv_cache_tokens: Annotated[int, Field(ge=256)] | None = None
     """Tokens of the KV cache. null: as many as the device's memory has room for."""
     enforce_eager: bool = False
-    """On a GPU, neither compile layers nor record CUDA graphs."""
+    """Run layers as they are: not compiled or in CUDA graphs on a GPU, not fused on a CPU."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a KV block."""
 

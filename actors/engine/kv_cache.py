@@ -42,6 +42,8 @@ class KvCache:
         parts = {kind: iter(pool.unbind(0)) for kind, pool in self._pools.items()}
         tensors = iter([next(parts[kind]) for kind in kinds])
         self._layers = list(zip(tensors, tensors, strict=True))
+        # int64 [layers, 2]: where each layer's keys and values are
+        self.addresses = np.array([[tensor.data_ptr() for tensor in layer] for layer in self._layers], dtype=np.int64)
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
         self._moves: dict[int, int] = {}  # that `settle` has still to do: source by destination
 

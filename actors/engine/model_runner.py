@@ -18,7 +18,8 @@ from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.compiled.layers import compile_model
-from actors.engine.cpu_kernels.kernel_choice import replace_linears
+from actors.engine.cpu_kernels.kernel_choice import choose_panels, replace_linears
+from actors.engine.cpu_kernels.layer_fusion import fuse_layers
 from actors.engine.cpu_kernels.rms_norm import replace_norms
 from actors.engine.device_inputs import DeviceInputs, send_inputs
 from actors.engine.feature_tap import FeatureTap, Kept
@@ -73,8 +74,8 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
         is_eager: bool = False,
     ) -> None:
-        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: on CUDA, layers are not compiled
-        and launches not recorded. Raises ModelError for layers that it does not compute right."""
+        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: layers are neither fused (CPU) nor
+        compiled (CUDA), and launches not recorded. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device
         self._attention = attention or choose_attention(self.device)
         if self.device.type == "cuda":
@@ -83,13 +84,16 @@ class ModelRunner:
         config = model.config.get_text_config()
         _check_layers(config, exact)
         model.set_attn_implementation(ATTENTION_NAME)
+        shapes = layer_shapes(model)
+        if exact == "default" and self._attention == "padded" and self.device.type == "cpu" and not is_eager:
+            fuse_layers(model, shapes, choose_panels)
         replace_norms(model)
         self._pads = replace_linears(model)
         self.model = model.eval()
         head = model.get_output_embeddings()
         self.vocabulary_shard = head if isinstance(head, VocabularyShard) else None
         self._exact = exact
-        self.kv = KvCache(num_slots, self.device, layer_shapes(model))
+        self.kv = KvCache(num_slots, self.device, shapes)
         self._arena = Arena(self.device) if self._attention == "triton_tree" else None
         self._launches: RecordedLaunches | None = None
         self.tap: FeatureTap | None = None  # on the model, set before the first forward

@@ -26,7 +26,7 @@ class EngineOptions:
     prefix_cache: bool = True
     exact: Exactness = "default"
     attention: AttentionBackend | None = None  # None: by device
-    is_eager: bool = False  # on CUDA: layers are not compiled, launches not recorded
+    is_eager: bool = False  # layers are neither fused (CPU) nor compiled (CUDA), launches not recorded
 
     @property
     def num_slots(self) -> int:

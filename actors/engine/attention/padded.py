@@ -63,7 +63,7 @@ class PaddedPlan:
         slots[: batch.num_rows] = batch.slots
         self.kv = kv
         self.slots = torch.from_numpy(slots).to(device)
-        self._batch = batch
+        self.batch = batch
         self._device = device
         self._num_rows = num_rows
         self._padding = num_rows - batch.num_rows
@@ -83,7 +83,7 @@ class PaddedPlan:
     def _plan_group(
         self, sequences: np.ndarray, counts: np.ndarray, contexts: np.ndarray, places: np.ndarray, first_place: int
     ) -> _Group:
-        batch = self._batch
+        batch = self.batch
         group = _Group(
             sequences,
             num_rows=int(counts[sequences].max()),
@@ -157,7 +157,7 @@ class PaddedPlan:
         """Additive [S, 1, shared * Q, L], or None if everything is visible. Built once a forward, not per layer."""
         if sliding_window in group.masks:
             return group.masks[sliding_window]
-        hidden = hidden_slots(self._batch, group.sequences, group.num_rows, group.num_slots, sliding_window)
+        hidden = hidden_slots(self.batch, group.sequences, group.num_rows, group.num_slots, sliding_window)
         mask = None
         if hidden is not None:
             mask = torch.zeros(hidden.shape, dtype=dtype, device=self._device)

@@ -15,8 +15,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from actors.engine.cpu_kernels.microkernel import INT8, PANEL
-from actors.engine.cpu_kernels.panel_linear import Work, compiled, to_panels
+from actors.engine.cpu_kernels.microkernel import INT8, PANEL, multiply
+from actors.engine.cpu_kernels.panel_linear import Work, share_of_panels, to_panels
+from actors.engine.cpu_kernels.threads import openmp
 
 _HALF = 128  # zero point of the bytes
 _FIXED_MAX = 257 * 127  # largest 16-bit value whose high and low byte both fit after centring
@@ -30,23 +31,16 @@ class PanelProduct:
         """weight: int8 [out_features, in_features]. scales: float32 [out_features]. ahead_bytes: as `make_multiply`."""
         self._panels, self._scales = to_panels(weight), scales
         self._width = len(self._panels) * PANEL
-        self._run, self._share = compiled(INT8, ahead_bytes)
+        self._run, self._share, self._multiply = openmp(), share_of_panels(), multiply(INT8, ahead_bytes)
 
     def __call__(self, rows: Tensor) -> Tensor:
         rows = rows.contiguous()
-        outputs = rows.new_zeros((len(rows), self._width))
-        if len(rows):
-            panels = self._width // PANEL
-            work = Work(
-                rows.data_ptr(),
-                len(rows),
-                rows.shape[1],
-                self._panels.data_ptr(),
-                outputs.data_ptr(),
-                self._width,
-                panels,
-            )
-            self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
+        outputs = rows.new_empty((len(rows), self._width))
+        work = Work(
+            rows.data_ptr(), len(rows), rows.shape[1], self._panels.data_ptr(), outputs.data_ptr(), len(self._panels),
+            0, self._multiply,
+        )  # fmt: skip
+        self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
         return outputs[:, : len(self._scales)].mul_(self._scales)
 
 

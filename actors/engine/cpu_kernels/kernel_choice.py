@@ -21,6 +21,7 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor, nn
 
+from actors.engine.cpu_kernels.fused_layer import PanelKernel
 from actors.engine.cpu_kernels.int8_products import ByteProduct, PanelProduct
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
@@ -33,9 +34,17 @@ from actors.options import Dtype
 logger = logging.getLogger(__name__)
 
 _LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int4Linear)
+_PANELS = {
+    "panel": PanelKernel(rounds_inputs=False, ahead_bytes=0),
+    "panel ahead": PanelKernel(rounds_inputs=False, ahead_bytes=AHEAD_BYTES),
+    "pairs": PanelKernel(rounds_inputs=True, ahead_bytes=0),
+    "pairs ahead": PanelKernel(rounds_inputs=True, ahead_bytes=AHEAD_BYTES),
+}
 KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
-    "panel": PanelLinear,
-    "panel ahead": partial(PanelLinear, ahead_bytes=AHEAD_BYTES),
+    **{
+        name: partial(PanelLinear, rounds_inputs=kernel.rounds_inputs, ahead_bytes=kernel.ahead_bytes)
+        for name, kernel in _PANELS.items()
+    },
     "packed": PackedLinear,
     "plain": lambda linear: linear,
 }
@@ -80,6 +89,14 @@ def replace_linears(model: nn.Module) -> bool:
         isinstance(module, _LIBRARY_LINEARS) or isinstance(getattr(module, "product", None), ByteProduct)
         for module in model.modules()
     )
+
+
+def choose_panels(dtype: torch.dtype, in_features: int, out_features: int) -> PanelKernel | None:
+    """How panels multiply this shape here; None where another kernel is faster."""
+    choices = _choices_of(paceline_home() / "cpu_kernels.json")
+    kernel = choices.kernel(dtype, in_features, out_features)
+    choices.save()
+    return _PANELS.get(kernel)
 
 
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:

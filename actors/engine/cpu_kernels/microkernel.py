@@ -8,25 +8,33 @@ in_features is LLVM IR without a word about the instruction set: LLVM takes SSE,
 An output is the sum over in_features in ascending order, by one accumulator, whatever the number of rows. So a row's
 bits depend neither on the other rows nor on its place among them.
 
-Processors with AVX512-BF16 multiply pairs of bfloat16 inputs and weights, which lie side by side in such panels.
+Weights in bfloat16 lie in pairs of inputs: a vector of 32-bit words becomes two of float32 by a shift and a mask.
+Processors with AVX512-BF16 can also multiply such pairs with pairs of bfloat16 inputs; some are slower at it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
+import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import njit, types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 
 PANEL = 16  # outputs of a panel
 _MOST_ROWS = 6  # of a block
 _DEPTH = 1024  # in_features between two stores of the sums: a panel's share stays in the second-level cache
 
-# Formats of stored weights. Inputs are float32, but for pairs: there an item is two weights or inputs in bfloat16.
+# Formats of stored weights, and bytes of their items and of the inputs that an item is multiplied with. In BFLOAT16 an
+# item is two weights, for two inputs in float32; in BFLOAT16_PAIRS the two inputs are bfloat16, too.
 FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS = range(5)
-ITEM_BYTES = (4, 2, 2, 1, 4)
+ITEM_BYTES = (4, 4, 2, 1, 4)
+INPUTS_OF_ITEM = (1, 2, 1, 1, 2)
+INPUT_BYTES = (4, 8, 4, 4, 4)
 # Distance of prefetched weights. Some processors need 4 to 25 % fewer seconds with it, others 10 to 20 % more.
 AHEAD_BYTES = 2048
 
@@ -35,7 +43,7 @@ _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, PANEL)
 _BYTE, _INT = ir.IntType(8), ir.IntType(32)
 _INTS = ir.VectorType(_INT, PANEL)
-_STORED = (_FLOAT, ir.IntType(16), ir.HalfType(), ir.IntType(8), _INT)
+_STORED = (_FLOAT, _INT, ir.HalfType(), ir.IntType(8), _INT)
 
 
 class _BFloat(ir.types.Type):
@@ -54,16 +62,17 @@ class _BFloat(ir.types.Type):
 _PAIRS = ir.VectorType(_BFloat(), 2 * PANEL)
 
 
-def _widened(builder: ir.IRBuilder, weights: ir.Value, kind: int) -> ir.Value:
-    """Stored weights as a vector of float32; exact."""
+def _widened(builder: ir.IRBuilder, weights: ir.Value, kind: int) -> list[ir.Value]:
+    """Vectors of float32, one for each input of an item; exact. Pairs stay as they are."""
     if kind == BFLOAT16:
-        bits = builder.shl(builder.zext(weights, _INTS), ir.Constant(_INTS, [16] * PANEL))
-        return builder.bitcast(bits, _VECTOR)
+        first = builder.shl(weights, ir.Constant(_INTS, [16] * PANEL))
+        second = builder.and_(weights, ir.Constant(_INTS, [0xFFFF0000] * PANEL))
+        return [builder.bitcast(first, _VECTOR), builder.bitcast(second, _VECTOR)]
     if kind == FLOAT16:
-        return builder.fpext(weights, _VECTOR)
+        return [builder.fpext(weights, _VECTOR)]
     if kind == INT8:
-        return builder.sitofp(builder.sext(weights, _INTS), _VECTOR)
-    return weights
+        return [builder.sitofp(builder.sext(weights, _INTS), _VECTOR)]
+    return [weights]
 
 
 def _multiply_add(builder: ir.IRBuilder, kind: int) -> Callable[[ir.Value, ir.Value, ir.Value], ir.Value]:
@@ -85,7 +94,8 @@ def _multiply_add(builder: ir.IRBuilder, kind: int) -> Callable[[ir.Value, ir.Va
 def _block(context, place, rows, panels, kind, ahead_bytes):  # type: ignore[no-untyped-def]
     """outputs[r, 16 p + i] += sum over d of inputs[r, d] * weights[p, d, i], for literals after `place`.
 
-    place: addresses, and strides in elements: inputs, in_stride, weights, panel_bytes, depth, outputs, out_stride.
+    place: inputs, in_stride, weights, panel_bytes, depth, outputs, out_stride: addresses, strides in elements, and the
+    number of items.
     """
     num_rows, num_panels, stored = rows.literal_value, panels.literal_value, kind.literal_value
     signature = types.void(types.UniTuple(types.intp, 7), rows, panels, kind, ahead_bytes)
@@ -134,13 +144,16 @@ def _block(context, place, rows, panels, kind, ahead_bytes):  # type: ignore[no-
             _widened(builder, builder.load(builder.gep(pointer, [index]), align=ITEM_BYTES[stored]), stored)
             for pointer in panel_weights
         ]
-        added = {}
+        added = dict(sums)
+        inputs_of_item = len(loaded[0])
+        first_of_item = builder.mul(index, _INDEX(inputs_of_item))
         for row, pointer in enumerate(row_inputs):
-            element = builder.load(builder.gep(pointer, [index]))
-            lane = builder.insert_element(ir.Constant(inputs_type, ir.Undefined), element, _INT(0))
-            broadcast = builder.shuffle_vector(lane, lane, ir.Constant(_INTS, [0] * PANEL))
-            for panel, weight in enumerate(loaded):
-                added[row, panel] = add(weight, broadcast, sums[row, panel])
+            for number in range(inputs_of_item):
+                element = builder.load(builder.gep(pointer, [builder.add(first_of_item, _INDEX(number))]))
+                lane = builder.insert_element(ir.Constant(inputs_type, ir.Undefined), element, _INT(0))
+                broadcast = builder.shuffle_vector(lane, lane, ir.Constant(_INTS, [0] * PANEL))
+                for panel, weights_of_item in enumerate(loaded):
+                    added[row, panel] = add(weights_of_item[number], broadcast, added[row, panel])
         for place, value in sums.items():
             value.add_incoming(added[place], loop)
         following = builder.add(index, _INDEX(1))
@@ -154,6 +167,17 @@ def _block(context, place, rows, panels, kind, ahead_bytes):  # type: ignore[no-
     return signature, generate
 
 
+def compiled_features() -> dict[str, bool]:
+    """LLVM's names of the features that compiled functions may use: the processor's, or those that numba is told by
+    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
+    if config.CPU_NAME is None:
+        return dict(llvm.get_host_cpu_features())
+    given = (config.CPU_FEATURES or "").split(",")
+    features = {name[1:]: name[0] == "+" for name in given if name[:1] in ("+", "-")}
+    level = {"x86-64-v3": {"avx2": True, "fma": True}, "x86-64-v4": {"avx2": True, "fma": True, "avx512f": True}}
+    return level.get(config.CPU_NAME, {}) | features
+
+
 def panels_at_once(features: Mapping[str, bool]) -> tuple[int, int]:
     """The most rows for which four, and two, panels at once leave registers for weights and inputs; from LLVM's names
     of the processor's features. The sums of a row and panel take one of 32 registers of AVX-512, two of 16 of AVX2 and
@@ -163,19 +187,22 @@ def panels_at_once(features: Mapping[str, bool]) -> tuple[int, int]:
     return (1, 2) if features.get("avx2") or features.get("neon") else (0, 1)
 
 
-def make_multiply(kind: int, four: int, two: int, ahead_bytes: int = 0) -> Callable[..., None]:
-    """Compiled `multiply(inputs, rows, depth, weights, outputs, out_stride, first, last)`: adds to outputs [rows,
-    out_stride], float32, the products of inputs [rows, depth] with panels first to last - 1. Inputs are contiguous,
-    float32, or pairs in bfloat16, of which depth is the number.
+@lru_cache
+def multiply(kind: int, ahead_bytes: int = 0) -> int:
+    """Address of a compiled function that adds products of rows with panels of weights to outputs in float32.
 
-    four, two: the result of `panels_at_once`. ahead_bytes: distance of prefetched weights; 0: none are.
+    It reads int64 numbers: inputs, rows, items of a row, weights, outputs [rows, stride], stride, first panel, and the
+    one after the last. Inputs are contiguous. ahead_bytes: distance of prefetched weights; 0: none are.
     """
-    item_bytes = ITEM_BYTES[kind]
+    four, two = panels_at_once(compiled_features())
+    item_bytes, input_bytes, sources = ITEM_BYTES[kind], INPUT_BYTES[kind], SOURCES
 
-    @njit(nogil=True, cache=True)
-    def multiply(
-        inputs: int, rows: int, depth: int, weights: int, outputs: int, out_stride: int, first: int, last: int
-    ) -> None:
+    def run(work):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018 - a part of the key of numba's cache
+        inputs, rows, depth, weights, outputs = work[0], work[1], work[2], work[3], work[4]
+        out_stride, first, last = work[5], work[6], work[7]
+        if rows == 0:
+            return
         panel_bytes = depth * PANEL * item_bytes
         passes = (rows + _MOST_ROWS - 1) // _MOST_ROWS
         largest = (rows + passes - 1) // passes
@@ -189,8 +216,11 @@ def make_multiply(kind: int, four: int, two: int, ahead_bytes: int = 0) -> Calla
                 row = 0
                 for left in range(passes, 0, -1):
                     some = (rows - row + left - 1) // left
-                    place = (inputs + 4 * (row * depth + begin), depth, source, panel_bytes, count,
-                             outputs + 4 * (row * out_stride + panel * PANEL), out_stride)  # fmt: skip
+                    place = (
+                        inputs + input_bytes * (row * depth + begin), depth * input_bytes // 4,
+                        source, panel_bytes, count,
+                        outputs + 4 * (row * out_stride + panel * PANEL), out_stride,
+                    )  # fmt: skip
                     if step == 4:
                         if some == 1:
                             _block(place, 1, 4, kind, ahead_bytes)
@@ -227,4 +257,4 @@ def make_multiply(kind: int, four: int, two: int, ahead_bytes: int = 0) -> Calla
                     row += some
                 panel += step
 
-    return multiply
+    return entry_point(run)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import Any
 
-import llvmlite.binding as llvm
+import numpy as np
 import torch
-from numba import cfunc, config, types
+from numba import carray, njit
 from torch import Tensor, nn
 
+from actors.engine.cpu_kernels.addresses import call, floats
+from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.microkernel import (
     BFLOAT16,
     BFLOAT16_PAIRS,
     FLOAT16,
     FLOAT32,
+    INPUTS_OF_ITEM,
     PANEL,
-    make_multiply,
-    panels_at_once,
+    compiled_features,
+    multiply,
 )
-from actors.engine.cpu_kernels.threads import Parallel, num_threads, openmp, thread_num
+from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 DTYPES = tuple(_KINDS)
@@ -32,8 +34,9 @@ class PanelLinear(nn.Module):
     float32 weights that come from a checkpoint of 16 bits are stored so: half the bytes to read, and the same result.
     """
 
-    def __init__(self, linear: nn.Linear, ahead_bytes: int = 0) -> None:
-        """ahead_bytes: see `make_multiply`."""
+    def __init__(self, linear: nn.Linear, ahead_bytes: int = 0, *, rounds_inputs: bool = False) -> None:
+        """ahead_bytes: see `make_multiply`. rounds_inputs: multiply bfloat16 weights with inputs in bfloat16. Raises
+        RuntimeError where the processor cannot."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
@@ -42,29 +45,40 @@ class PanelLinear(nn.Module):
         self._bias = None
         if linear.bias is not None:
             self._bias = nn.functional.pad(linear.bias.detach().float(), (0, -self.out_features % PANEL))
-        self._has_pairs = weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and has_bfloat16_pairs()
-        self._panels = to_pair_panels(weight) if self._has_pairs else to_panels(_narrowed(weight))
-        kind = BFLOAT16_PAIRS if self._has_pairs else _KINDS[self._panels.dtype]
+        self._panels, kind = lay_out(weight, rounds_inputs)
+        self._input_dtype = torch.bfloat16 if rounds_inputs else torch.float32
         self._depth = self._panels.shape[1]
-        self._weights, self._width = self._panels.data_ptr(), len(self._panels) * PANEL
-        self._run, self._share = compiled(kind, ahead_bytes)
+        self._missing_inputs = self._depth * INPUTS_OF_ITEM[kind] - self.in_features
+        self._width = len(self._panels) * PANEL
+        self._run, self._share = openmp(), share_of_panels()
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        self._fields = self._panels.data_ptr(), len(self._panels), bias, multiply(kind, ahead_bytes)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        rows = inputs.to(torch.bfloat16 if self._has_pairs else torch.float32).contiguous()
-        shape = (*inputs.shape[:-1], self._width)
-        if self._bias is None:
-            outputs = rows.new_zeros(shape, dtype=torch.float32)
-        else:
-            outputs = rows.new_empty(shape, dtype=torch.float32).copy_(self._bias)
-        count = rows.numel() // self.in_features
-        if count:
-            panels = self._width // PANEL
-            work = Work(rows.data_ptr(), count, self._depth, self._weights, outputs.data_ptr(), self._width, panels)
-            self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
+        rows = inputs.to(self._input_dtype)
+        rows = nn.functional.pad(rows, (0, self._missing_inputs)) if self._missing_inputs else rows.contiguous()
+        outputs = rows.new_empty((*inputs.shape[:-1], self._width), dtype=torch.float32)
+        weights, panels, bias, multiply = self._fields
+        work = Work(
+            rows.data_ptr(), rows.numel() // rows.shape[-1], self._depth, weights, outputs.data_ptr(), panels, bias,
+            multiply,
+        )  # fmt: skip
+        self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
         if self._width != self.out_features:
             outputs = outputs[..., : self.out_features]
         return outputs.to(inputs.dtype)
+
+
+def lay_out(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
+    """Panels of a weight [out_features, in_features] and their format. rounds_inputs: for inputs in bfloat16. Raises
+    RuntimeError where the processor or the weight has no such products."""
+    if rounds_inputs:
+        if weight.dtype != torch.bfloat16 or not has_bfloat16_pairs():
+            raise RuntimeError("no products of pairs in bfloat16")
+        return to_pair_panels(weight), BFLOAT16_PAIRS
+    weight = _narrowed(weight)
+    return to_pair_panels(weight) if weight.dtype == torch.bfloat16 else to_panels(weight), _KINDS[weight.dtype]
 
 
 def to_panels(weight: Tensor) -> Tensor:
@@ -74,9 +88,9 @@ def to_panels(weight: Tensor) -> Tensor:
 
 
 def to_pair_panels(weight: Tensor) -> Tensor:
-    """[out_features, in_features] -> [panels, in_features / 2, PANEL, 2], likewise."""
-    padded = nn.functional.pad(weight, (0, 0, 0, -len(weight) % PANEL))
-    return padded.view(-1, PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    """[out_features, in_features] -> [panels, in_features / 2, PANEL, 2], likewise, also for a missing input."""
+    padded = nn.functional.pad(weight, (0, weight.shape[1] % 2, 0, -len(weight) % PANEL))
+    return padded.view(-1, PANEL, padded.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
 def _narrowed(weight: Tensor) -> Tensor:
@@ -89,32 +103,43 @@ def _narrowed(weight: Tensor) -> Tensor:
 
 
 class Work(ctypes.Structure):
-    """Arguments of one product, as `share` reads them."""
+    """One product, as `share_of_panels` reads it: outputs [rows, 16 panels] = inputs times weights, plus bias."""
 
     _fields_ = [
-        (name, ctypes.c_int64) for name in ("inputs", "rows", "depth", "weights", "outputs", "out_stride", "panels")
+        (name, ctypes.c_int64)
+        for name in ("inputs", "rows", "depth", "weights", "outputs", "panels", "bias", "multiply")
     ]
 
 
 def has_bfloat16_pairs() -> bool:
-    """Whether compiled functions may use AVX512-BF16. Numba can be told to compile for another processor."""
-    return config.CPU_NAME is None and bool(llvm.get_host_cpu_features().get("avx512bf16"))
-
-
-_compiled: list[Any] = []  # never freed: layers keep addresses
+    """Whether compiled functions may use AVX512-BF16."""
+    return bool(compiled_features().get("avx512bf16"))
 
 
 @lru_cache
-def compiled(kind: int, ahead_bytes: int) -> tuple[Parallel, int]:
-    """`openmp`, and the address of the compiled function that does one thread's share of a `Work`."""
-    run = openmp()
-    multiply = make_multiply(kind, *panels_at_once(llvm.get_host_cpu_features()), ahead_bytes)
+def share_of_panels() -> int:
+    """Address of a compiled function that computes one thread's share of a `Work`."""
+    sources = SOURCES
 
-    @cfunc(types.void(types.CPointer(types.int64)))
     def share(work):  # type: ignore[no-untyped-def]
-        panels, thread, threads = work[6], thread_num(), num_threads()
-        size = -(-panels // (4 * threads)) * 4
-        multiply(work[0], work[1], work[2], work[3], work[4], work[5], thread * size, min(panels, (thread + 1) * size))
+        sources  # noqa: B018 - a part of the key of numba's cache
+        multiply_share(work[0], work[1], work[2], work[3], work[4], work[5], work[6], work[7])
 
-    _compiled.append(share)
-    return run, share.address
+    return entry_point(share)
+
+
+@njit(nogil=True)
+def multiply_share(inputs, rows, depth, weights, outputs, panels, bias, multiply):  # type: ignore[no-untyped-def]
+    """One thread's share of outputs [rows, 16 panels] = products + bias (0: none). Addresses, and numbers."""
+    thread, threads, width = thread_num(), num_threads(), panels * PANEL
+    size = -(-panels // (4 * threads)) * 4
+    first, last = min(panels, thread * size), min(panels, (thread + 1) * size)
+    count = (last - first) * PANEL
+    for row in range(rows):
+        own = carray(floats(outputs + 4 * (row * width + first * PANEL)), (count,))
+        if bias:
+            own[:] = carray(floats(bias + 4 * first * PANEL), (count,))
+        else:
+            own[:] = np.float32(0.0)
+    work = np.array([inputs, rows, depth, weights, outputs, width, first, last])
+    call(multiply, work.ctypes.data)

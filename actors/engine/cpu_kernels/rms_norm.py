@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.threads import Parallel, has_openmp, num_threads, openmp, thread_num
+from actors.engine.cpu_kernels.addresses import floats, halves
+from actors.engine.cpu_kernels.bfloat16 import narrowed, widened
+from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
+from actors.engine.cpu_kernels.threads import has_openmp, num_threads, openmp, thread_num
 
 _CHECKED_ROWS = 8
 # Relative; sums of squares are added up in another order
@@ -30,7 +30,7 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.weight = weight
         self._eps = eps
-        self._run, self._share = compiled(weight.dtype == torch.bfloat16)
+        self._run, self._share = openmp(), share_of_rows(weight.dtype == torch.bfloat16)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., width] -> [..., width]."""
@@ -90,27 +90,7 @@ class _Work(ctypes.Structure):
     ]
 
 
-@intrinsic
-def _floats(context, address):  # type: ignore[no-untyped-def]
-    """float32 at an address."""
-
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
-
-    return types.CPointer(types.float32)(types.int64), generate
-
-
-@intrinsic
-def _halves(context, address):  # type: ignore[no-untyped-def]
-    """The bits of 16-bit numbers at an address."""
-
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(args[0], ir.IntType(16).as_pointer())
-
-    return types.CPointer(types.uint16)(types.int64), generate
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def _normalize(inputs: np.ndarray, weight: np.ndarray, eps: float, outputs: np.ndarray) -> None:
     """float32 [width] each."""
     total = np.float32(0.0)
@@ -121,52 +101,39 @@ def _normalize(inputs: np.ndarray, weight: np.ndarray, eps: float, outputs: np.n
         outputs[index] = weight[index] * (inputs[index] * scale)
 
 
-@njit(nogil=True, cache=True)
-def _widened(bits: np.uint16) -> np.float32:
-    """A bfloat16."""
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@njit(nogil=True, cache=True)
-def _narrowed(number: np.float32) -> np.uint16:
-    """The nearest bfloat16; of two, the even one. NaN may become infinite."""
-    bits = np.float32(number).view(np.uint32)
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
+@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def _normalize_bfloat16(inputs: np.ndarray, weight: np.ndarray, eps: float, outputs: np.ndarray) -> None:
     """The bits of bfloat16, uint16 [width] each."""
     total = np.float32(0.0)
     for index in range(len(inputs)):
-        total += _widened(inputs[index]) * _widened(inputs[index])
+        total += widened(inputs[index]) * widened(inputs[index])
     scale = np.float32(1.0) / np.float32(math.sqrt(total / np.float32(len(inputs)) + np.float32(eps)))
     for index in range(len(inputs)):
-        quotient = _widened(_narrowed(_widened(inputs[index]) * scale))
-        outputs[index] = _narrowed(_widened(weight[index]) * quotient)
-
-
-_compiled: list[Any] = []  # never freed: modules keep addresses
+        quotient = widened(narrowed(widened(inputs[index]) * scale))
+        outputs[index] = narrowed(widened(weight[index]) * quotient)
 
 
 @lru_cache
-def compiled(is_bfloat16: bool) -> tuple[Parallel, int]:
-    """`openmp`, and the address of the compiled function that does one thread's share of a `_Work`."""
-    run = openmp()
-    at = _halves if is_bfloat16 else _floats
-    normalize = _normalize_bfloat16 if is_bfloat16 else _normalize
-    size = 2 if is_bfloat16 else 4
+def share_of_rows(is_bfloat16: bool) -> int:
+    """Address of a compiled function that does one thread's share of a `_Work`."""
+    sources = SOURCES
 
-    @cfunc(types.void(types.CPointer(types.int64)))
     def share(work):  # type: ignore[no-untyped-def]
-        rows, width = work[3], work[4]
+        sources  # noqa: B018 - a part of the key of numba's cache
+        rows, width, eps = work[3], work[4], np.int64(work[5]).view(np.float64)
         thread, threads = thread_num(), num_threads()
-        weight = carray(at(work[2]), (width,))
-        eps = np.int64(work[5]).view(np.float64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-            inputs = carray(at(work[0] + size * row * width), (width,))
-            outputs = carray(at(work[1] + size * row * width), (width,))
-            normalize(inputs, weight, eps, outputs)
+            if is_bfloat16:
+                place, shape = 2 * row * width, (width,)
+                weight = carray(halves(work[2]), shape)
+                _normalize_bfloat16(
+                    carray(halves(work[0] + place), shape), weight, eps, carray(halves(work[1] + place), shape)
+                )
+            else:
+                place, shape = 4 * row * width, (width,)
+                weight32 = carray(floats(work[2]), shape)
+                _normalize(
+                    carray(floats(work[0] + place), shape), weight32, eps, carray(floats(work[1] + place), shape)
+                )
 
-    _compiled.append(share)
-    return run, share.address
+    return entry_point(share)

@@ -14,6 +14,7 @@ from numba import types
 # For compiled functions: which thread of how many runs them. `openmp` makes the names known.
 thread_num = types.ExternalFunction("omp_get_thread_num", types.intc())
 num_threads = types.ExternalFunction("omp_get_num_threads", types.intc())
+barrier = types.ExternalFunction("GOMP_barrier", types.void())
 
 Parallel = Callable[..., None]
 """run(address, work, threads, 0): calls a compiled function of one pointer, on each thread."""
@@ -23,7 +24,7 @@ Parallel = Callable[..., None]
 def openmp() -> Parallel:
     """Raises OSError or AttributeError if torch has no OpenMP runtime that programs can call (GNU's has)."""
     library = ctypes.CDLL(str(next(iter(Path(torch.__file__).parent.glob("lib/libgomp*.so*")), "libgomp.so.1")))
-    for name in ("omp_get_thread_num", "omp_get_num_threads"):
+    for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     run: Parallel = library.GOMP_parallel
     run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]  # type: ignore[attr-defined]

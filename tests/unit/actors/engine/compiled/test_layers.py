@@ -58,7 +58,7 @@ def ready(kind: str):
 
 def logits_of(model) -> torch.Tensor:
     """Of a prompt and of decoding rows with drafts behind it, with 1, 3, 6 and 11 rows."""
-    runner, pool = ModelRunner(model, 80 * BLOCK), BlockPool(80, BLOCK)
+    runner, pool = ModelRunner(model, 80 * BLOCK, is_eager=True), BlockPool(80, BLOCK)
     found = []
     for seq_id, tree in ((1, 0), (2, 2), (3, 5), (4, 10)):
         sequence = Sequence(seq_id, SequenceStart(SamplingParams(seed=0, temperature=0.0), 6), pool)

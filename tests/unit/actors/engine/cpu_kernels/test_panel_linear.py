@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import config
 from torch import nn
 
-from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES, panels_at_once
-from actors.engine.cpu_kernels.panel_linear import PanelLinear
+from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES, compiled_features, panels_at_once
+from actors.engine.cpu_kernels.panel_linear import PanelLinear, has_bfloat16_pairs
 from actors.engine.cpu_kernels.threads import has_openmp
 
 pytestmark = pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
@@ -63,12 +64,25 @@ def test_the_bits_of_a_row_depend_neither_on_other_rows_nor_on_its_place(dtype):
 
 def test_pairs_of_bfloat16_are_multiplied_where_the_processor_can():
     has_instructions = sys.platform == "linux" and "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-    assert PanelLinear(linear(64, 32, dtype=torch.bfloat16))._has_pairs == has_instructions
-    assert not PanelLinear(linear(63, 32, dtype=torch.bfloat16))._has_pairs
-    assert not PanelLinear(linear(64, 32, dtype=torch.float16))._has_pairs
-    exact_in_16_bits = linear(64, 32)
-    exact_in_16_bits.weight.data = exact_in_16_bits.weight.bfloat16().float()
-    assert not PanelLinear(exact_in_16_bits)._has_pairs, "inputs of 32 bits would be rounded"
+    assert has_bfloat16_pairs() == has_instructions
+    for layer in (linear(64, 32), linear(64, 32, dtype=torch.float16)):  # inputs of 32 bits would be rounded
+        with pytest.raises(RuntimeError, match="pairs"):
+            PanelLinear(layer, rounds_inputs=True)
+    for in_features in (64, 63):
+        layer = linear(in_features, 32, dtype=torch.bfloat16)
+        inputs = torch.randn(3, in_features).bfloat16()
+        if has_instructions:
+            assert torch.allclose(PanelLinear(layer, rounds_inputs=True)(inputs), layer(inputs), rtol=0.02, atol=0.02)
+        else:
+            with pytest.raises(RuntimeError, match="pairs"):
+                PanelLinear(layer, rounds_inputs=True)
+
+
+def test_masked_features_are_those_that_numba_is_told(monkeypatch):
+    monkeypatch.setattr(config, "CPU_NAME", "x86-64-v3")
+    monkeypatch.setattr(config, "CPU_FEATURES", "-avx512f,+f16c")
+    assert compiled_features() == {"avx2": True, "fma": True, "avx512f": False, "f16c": True}
+    assert panels_at_once(compiled_features()) == (1, 2)
 
 
 def test_the_bits_do_not_depend_on_the_number_of_threads():

@@ -1,0 +1,207 @@
+"""Finds decoder layers that run in one call on CPU, and tries each against the layer that it replaces."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from actors.engine.attention.interface import Scoring
+from actors.engine.attention.padded import PaddedPlan
+from actors.engine.batch import PackedBatch, SequenceRows, pack
+from actors.engine.block_pool import BlockPool
+from actors.engine.cpu_kernels.fused_layer import Attended, ChoosePanels, FusedLayer, LayerParts, PanelKernel, Workspace
+from actors.engine.decoder_layers import decoder_layers
+from actors.engine.kv_cache import KvCache, LayerShape
+from actors.engine.sequence import Sequence
+from actors.errors import ModelError
+from actors.messages import SamplingParams, SequenceStart
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_TRIED_TOKENS = (70, 3)  # of two sequences: more than a block of keys, and few
+_TRIED_PARENTS = np.array([-1, 0, 0, 2, -1, 4], dtype=np.int32)
+_BLOCK_SIZE = 16
+_TOLERANCE = 1e-4  # of what a layer adds, in float32
+_PANELS = PanelKernel(rounds_inputs=False, ahead_bytes=0)
+
+
+@torch.inference_mode()
+def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: ChoosePanels) -> int:
+    """Replace layers of a CPU model in place by fused ones; the number of them.
+
+    shapes: of the layers' keys and values. A layer stays if it has other parts than Llama's, or gives other outputs in
+    float32.
+    """
+    try:
+        layers = decoder_layers(model)
+    except ModelError:
+        return 0
+    parts = {index: found for index, layer in enumerate(layers) if (found := _parts_of(layer)) is not None}
+    if not parts:
+        return 0
+    calls = _Calls(model, shapes)
+    calls.record(layers)
+    space, tried = Workspace(), Workspace()
+    count = 0
+    for index, own in parts.items():
+        attended = calls.plan.attended.get(index)
+        if attended is None or not calls.agrees(layers[index], index, attended, tried):
+            continue
+        try:
+            fused = FusedLayer(own, attended, space, choose)
+        except RuntimeError as error:
+            logger.debug("layer %d of %s is not fused: %s", index, type(model).__name__, error)
+            continue
+        for name in ("attention_type", "layer_type"):  # read by models
+            if hasattr(layers[index], name):
+                setattr(fused, name, getattr(layers[index], name))
+        layers[index] = fused
+        count += 1
+    return count
+
+
+class _TriedPlan(PaddedPlan):
+    """Remembers how layers attend."""
+
+    def __init__(self, batch: PackedBatch, kv: KvCache) -> None:
+        super().__init__(batch, kv, torch.device("cpu"), batch.num_rows)
+        self.attended: dict[int, Attended] = {}
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        if scoring.softcap is None and scoring.sinks is None and keys.shape[2] == values.shape[2]:
+            _, heads, dim = query.shape
+            self.attended[layer] = Attended(
+                layer, heads, keys.shape[1], dim, scoring.scale, scoring.sliding_window or 0
+            )
+        return super().attend(layer, query, keys, values, scoring)
+
+
+class _Calls:
+    """What each layer is called with in a forward of the model."""
+
+    def __init__(self, model: PreTrainedModel, shapes: list[LayerShape]) -> None:
+        self._model = model
+        self._shapes = [shape._replace(dtype=torch.float32) for shape in shapes]
+        self._batch = _tried_batch(int(model.config.get_text_config().vocab_size))
+        self.plan = _TriedPlan(self._batch, self._cache(shapes))
+        self._calls: dict[int, tuple[Tensor, Mapping[str, Any]]] = {}
+
+    def record(self, layers: nn.ModuleList) -> None:
+        def note(index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            self._calls[index] = args[0] if args else kwargs["hidden_states"], kwargs
+
+        hooks = [
+            layer.register_forward_pre_hook(
+                lambda module, args, kwargs, index=index: note(index, args, kwargs), with_kwargs=True
+            )
+            for index, layer in enumerate(layers)
+        ]
+        try:
+            self._model(
+                input_ids=torch.from_numpy(self._batch.token_ids)[None],
+                position_ids=torch.from_numpy(self._batch.positions)[None],
+                use_cache=False,
+                logits_to_keep=1,
+                paged_plan=self.plan,
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def agrees(self, layer: nn.Module, index: int, attended: Attended, space: Workspace) -> bool:
+        """Whether a fused layer of the same weights in float32 gives the same outputs."""
+        hidden, kwargs = self._calls[index]
+        angles = kwargs.get("position_embeddings")
+        if not isinstance(angles, tuple) or len(angles) != 2 or angles[0].shape[-1] > attended.head_dim:
+            return False
+        hidden = hidden.float()
+        layer = copy.deepcopy(layer).float()
+        parts = _parts_of(layer)
+        assert parts is not None
+        rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "paged_plan")}
+        rest["position_embeddings"] = tuple(angle.float() for angle in angles)
+        expected, found = (
+            one(
+                hidden,
+                **rest,
+                paged_plan=PaddedPlan(self._batch, self._cache(self._shapes), hidden.device, hidden.shape[1]),
+            )
+            for one in (layer, FusedLayer(parts, attended, space, lambda *_: _PANELS))
+        )
+        if not isinstance(expected, Tensor) or expected.shape != found.shape:
+            return False
+        return bool((found - expected).norm() <= _TOLERANCE * (expected - hidden).norm())
+
+    def _cache(self, shapes: list[LayerShape]) -> KvCache:
+        slots = (int(self._batch.block_tables.max()) + 1) * _BLOCK_SIZE
+        return KvCache(slots, torch.device("cpu"), shapes)
+
+
+def _tried_batch(vocab_size: int) -> PackedBatch:
+    rng = np.random.default_rng(0)
+    pool = BlockPool(16, _BLOCK_SIZE, False)
+    parts = []
+    for number, count in enumerate(_TRIED_TOKENS):
+        sequence = Sequence(number, SequenceStart(SamplingParams(seed=0, temperature=0.0), count), pool)
+        sequence.extend(rng.integers(vocab_size, size=count, dtype=np.int32))
+        parents = _TRIED_PARENTS if number == 0 else _TRIED_PARENTS[:1]
+        sequence.reserve(count + len(parents))
+        parts.append(
+            SequenceRows(sequence, count, rng.integers(vocab_size, size=len(parents), dtype=np.int32), parents)
+        )
+    return pack(parts)
+
+
+_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_ATTENTION_CHILDREN = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_HEAD_NORMS = {"q_norm", "k_norm"}
+_MLP_CHILDREN = {"gate_proj", "up_proj", "down_proj"}
+
+
+def _parts_of(layer: nn.Module) -> LayerParts | None:
+    """None for a layer with other parts, or with hooks."""
+    children = dict(layer.named_children())
+    if isinstance(layer, FusedLayer) or set(children) != _CHILDREN:
+        return None
+    attention, mlp = dict(children["self_attn"].named_children()), dict(children["mlp"].named_children())
+    has_head_norms = set(attention) - _HEAD_NORMS == _ATTENTION_CHILDREN and set(attention) >= _HEAD_NORMS
+    if not (has_head_norms or set(attention) == _ATTENTION_CHILDREN) or set(mlp) - {"act_fn"} != _MLP_CHILDREN:
+        return None
+    if any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in layer.modules()):
+        return None
+    parts = LayerParts(
+        norms=(children["input_layernorm"], children["post_attention_layernorm"]),
+        projections=[attention[name] for name in ("q_proj", "k_proj", "v_proj")],
+        output=attention["o_proj"],
+        gates=[mlp["gate_proj"], mlp["up_proj"]],
+        down=mlp["down_proj"],
+        head_norms=[attention["q_norm"], attention["k_norm"]] if has_head_norms else [],
+    )
+    return parts if _are_plain(parts) else None
+
+
+def _are_plain(parts: LayerParts) -> bool:
+    groups = [parts.projections, [parts.output], parts.gates, [parts.down]]
+    for linears in groups:
+        for linear in linears:
+            if type(linear) is not nn.Linear or (linear.bias is None) != (linears[0].bias is None):
+                return False
+    norms = [*parts.norms, *parts.head_norms]
+    eps = [getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms]
+    if not all(isinstance(one, float) for one in eps) or any(getattr(norm, "weight", None) is None for norm in norms):
+        return False
+    weights = [linear.weight for linears in groups for linear in linears] + [norm.weight for norm in norms]
+    dtypes = {weight.dtype for weight in weights}
+    return (
+        len(dtypes) == 1
+        and dtypes <= set(_DTYPES)
+        and all(type(weight.data) is Tensor and weight.device.type == "cpu" for weight in weights)
+    )

@@ -1,0 +1,202 @@
+"""Fused layers against the layers they replace: any batch of prompts, chains and trees, in both dtypes."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from actors.engine.batch import SequenceRows
+from actors.engine.block_pool import BlockPool
+from actors.engine.cpu_kernels.fused_layer import FusedLayer
+from actors.engine.cpu_kernels.threads import has_openmp
+from actors.engine.model_runner import ModelRunner
+from actors.engine.options import EngineOptions
+from actors.engine.sequence import Sequence
+from actors.engine.target_engine import TargetEngine
+from actors.errors import ModelError
+from actors.messages import SamplingParams, SequenceStart
+
+pytestmark = pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
+
+VOCAB, BLOCK, BLOCKS = 97, 16, 64
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 3,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+}  # fmt: skip
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=False),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=70),
+    "one key head": LlamaConfig(**SIZES | {"num_key_value_heads": 1, "num_attention_heads": 3}),
+    "odd": LlamaConfig(**SIZES | {"hidden_size": 90, "intermediate_size": 122}),
+}
+
+
+def make_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * (parameter.shape[-1] ** -0.5) + (parameter.ndim == 1)
+    return model.to(dtype)
+
+
+class _ScaledLayer(LlamaDecoderLayer):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs) * 1.01
+
+
+def is_fused(model: nn.Module) -> list[bool]:
+    return [isinstance(layer, FusedLayer) for layer in model.model.layers]
+
+
+def rounds_of(rng: np.random.Generator, num_sequences: int) -> list[list[tuple[int, list[int]]]]:
+    """Several forwards: of each sequence, how many committed tokens it computes and the parents of its draft nodes."""
+    rounds = []
+    for number in range(3):
+        parts = []
+        for _ in range(num_sequences):
+            count = int(rng.integers(1, 140 if number == 0 else 4))
+            nodes = int(rng.integers(0, 10))
+            is_chain = rng.random() < 0.4
+            parts.append((count, [node - 1 if is_chain else int(rng.integers(-1, node)) for node in range(nodes)]))
+        rounds.append(parts)
+    return rounds
+
+
+def logits_of(runner: ModelRunner, rounds: list[list[tuple[int, list[int]]]], seed: int) -> torch.Tensor:
+    """Logits of all rows of all forwards. Drafts are never accepted: the next forward overwrites them."""
+    rng, pool = np.random.default_rng(seed), BlockPool(BLOCKS, BLOCK, False)
+    sequences = [
+        Sequence(number, SequenceStart(SamplingParams(seed=0, temperature=0.0), 1), pool)
+        for number in range(len(rounds[0]))
+    ]
+    found = []
+    for round_ in rounds:
+        parts, wanted = [], []
+        for sequence, (count, parents) in zip(sequences, round_, strict=True):
+            sequence.extend(rng.integers(VOCAB, size=count, dtype=np.int32))
+            assert sequence.reserve(sequence.length + len(parents))
+            nodes = rng.integers(VOCAB, size=len(parents), dtype=np.int32)
+            parts.append(SequenceRows(sequence, count, nodes, np.array(parents, dtype=np.int32)))
+            wanted.append(parts[-1].num_rows)
+        found.append(runner.run(parts, wanted).float())
+        for sequence, (count, _) in zip(sequences, round_, strict=True):
+            sequence.computed(count, np.empty(0, np.int32), np.empty(0, np.int32))
+    return torch.cat(found)
+
+
+@pytest.fixture(scope="module")
+def runners():
+    made = {}
+
+    def pair(name: str, dtype: torch.dtype) -> tuple[ModelRunner, ModelRunner]:
+        if (name, dtype) not in made:
+            model = make_model(name, dtype)
+            plain = ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True)
+            made[name, dtype] = ModelRunner(model, BLOCKS * BLOCK), plain
+        return made[name, dtype]
+
+    return pair
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_with_the_parts_of_llama_are_fused(runners, name, dtype):
+    fused, plain = runners(name, dtype)
+    assert is_fused(fused.model) == [True] * 3
+    assert is_fused(plain.model) == [False] * 3
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(CONFIGS)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    num_sequences=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_batch_has_the_logits_of_plain_layers(runners, name, dtype, num_sequences, seed):
+    fused, plain = runners(name, dtype)
+    rounds = rounds_of(np.random.default_rng(seed), num_sequences)
+    found, expected = logits_of(fused, rounds, seed), logits_of(plain, rounds, seed)
+    error = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    assert error.max() < (1e-5 if dtype == torch.float32 else 0.06)
+    assert error.mean() < (2e-6 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bits_of_committed_rows_and_chains_depend_neither_on_company_nor_on_threads(dtype):
+    runner = ModelRunner(make_model("llama", dtype), BLOCKS * BLOCK)
+    tokens = np.random.default_rng(1).integers(VOCAB, size=150, dtype=np.int32)
+
+    def logits(lengths: list[int], chain: int, company: bool) -> torch.Tensor:
+        """Of the last rows, after prompts in chunks that end at `lengths`; the last `chain` tokens are draft nodes."""
+        pool = BlockPool(BLOCKS, BLOCK, False)
+        begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1)
+        sequence, other = Sequence(1, begin, pool), Sequence(2, begin, pool)
+        other.extend(tokens[::-1][:40].copy())
+        for length in lengths:
+            count = length - sequence.length
+            sequence.extend(tokens[sequence.length : length])
+            is_last = length == lengths[-1]
+            nodes = tokens[length : length + chain] if is_last else tokens[:0]
+            sequence.reserve(length + len(nodes))
+            rows = [SequenceRows(sequence, count, nodes, np.arange(-1, len(nodes) - 1, dtype=np.int32))]
+            if company and is_last:
+                other.reserve(40)
+                rows.insert(0, SequenceRows(other, 40, tokens[:0], tokens[:0]))
+            found = runner.run(rows, [0] * (len(rows) - 1) + [1 + len(nodes)])
+            sequence.computed(count, tokens[:0], tokens[:0])
+        return found
+
+    drafted = logits([100, 120], chain=20, company=False)
+    assert torch.equal(drafted, logits([31, 77, 120], chain=20, company=True))
+    for index in (1, 7, 20):  # plain decoding
+        assert torch.equal(drafted[index], logits([100, 120 + index - 1, 120 + index], chain=0, company=False)[0])
+    threads = torch.get_num_threads()
+    try:
+        for count in (2, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(drafted, logits([100, 120], chain=20, company=False))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_layer_that_computes_something_else_is_not_fused():
+    for change in ("activation", "residual", "hook", "norm"):
+        model = make_model("llama")
+        layer = model.model.layers[1]
+        if change == "activation":
+            layer.mlp.act_fn = nn.GELU()
+        elif change == "residual":
+            layer.__class__ = _ScaledLayer
+        elif change == "hook":
+            layer.mlp.register_forward_hook(lambda *_: None)
+        else:
+            layer.post_attention_layernorm = nn.LayerNorm(96).requires_grad_(False)
+        runner = ModelRunner(model, BLOCKS * BLOCK)
+        assert is_fused(runner.model) == [True, False, True], change
+
+
+def test_a_second_engine_of_the_same_model_shares_its_layers_unless_it_attends_in_another_way():
+    model = make_model("qwen3")
+    plain = logits_of(ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True), [[(9, [-1, 0, 0])]], 1)
+    first, second = ModelRunner(model, BLOCKS * BLOCK), ModelRunner(model, 2 * BLOCKS * BLOCK)
+    for runner in (first, second, first):
+        assert torch.allclose(logits_of(runner, [[(9, [-1, 0, 0])]], 1), plain, atol=1e-4)
+    with pytest.raises(ModelError, match="needs a model of its own"):
+        logits_of(ModelRunner(model, BLOCKS * BLOCK, "bitwise"), [[(9, [])]], 1)
+
+
+def test_an_engine_takes_the_option():
+    assert is_fused(TargetEngine(make_model("llama"), EngineOptions(8)).model) == [True] * 3
+    assert is_fused(TargetEngine(make_model("llama"), EngineOptions(8, is_eager=True)).model) == [False] * 3
