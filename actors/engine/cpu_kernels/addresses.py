@@ -43,6 +43,12 @@ def call(context, address, work):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def keep_alive(array):  # type: ignore[no-untyped-def]
+    """numba frees an array after its last use, of which the use of its address is none. So call this after that."""
+    return len(array)
+
+
+@njit(nogil=True)
 def run_steps(program):  # type: ignore[no-untyped-def]
     """Call compiled functions one after the other on all threads: int64 number of steps, then for each step the address
     of a function of one pointer, and that pointer. No thread begins a step before all have ended the one before."""

@@ -12,8 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numba import carray, njit
 
-from actors.engine.cpu_kernels.addresses import call, floats, int32s, int64s
-from actors.engine.cpu_kernels.bfloat16 import copy_lanes, rounded, widen_lanes
+from actors.engine.cpu_kernels.addresses import call, floats, int32s, int64s, keep_alive
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.layer_state import (
     ANCESTORS,
@@ -32,8 +31,18 @@ from actors.engine.cpu_kernels.layer_state import (
     VISIBLE_ENDS,
     WORDS,
 )
-from actors.engine.cpu_kernels.layer_steps import exponential, store
+from actors.engine.cpu_kernels.layer_steps import store
 from actors.engine.cpu_kernels.microkernel import PANEL
+from actors.engine.cpu_kernels.numbers import (
+    copy_lanes,
+    exponential,
+    largest,
+    rounded,
+    turn_floats,
+    turn_halves,
+    weigh,
+    widen_lanes,
+)
 from actors.engine.cpu_kernels.threads import num_threads, thread_num
 
 _KEYS = 64  # of a block
@@ -74,31 +83,33 @@ def _attend_rows(work, state, sequence, head, first, num_rows, context, rounds):
     heads, key_heads, dim, stride, window, product = work[1], work[2], work[3], work[4], work[7], work[9]
     cache, scale = int64s(state[CACHE] + 16 * work[5]), np.int32(work[6]).view(np.float32)
     shared = heads // key_heads
-    queries = num_rows * shared
-    panels = (queries + PANEL - 1) // PANEL
-    lanes = panels * PANEL
-    query_panels = _query_panels(
-        state[PRODUCTS] + 4 * (first * stride + head * shared * dim), stride, num_rows, shared, dim, lanes, scale
-    )
-    keys, values = np.empty((_KEYS, dim), np.float32), np.empty((dim // PANEL) * _KEYS * PANEL, np.float32)
-    scores, weights = np.empty((_KEYS, lanes), np.float32), np.empty(queries * _KEYS, np.float32)
-    sums = np.zeros((queries, dim), np.float32)
-    highest, totals = np.full(lanes, np.float32(-np.inf)), np.zeros(lanes, np.float32)
-    factors = np.empty(lanes, np.float32)
+    num_queries = num_rows * shared
+    queries = np.empty((num_queries, dim), np.float32)
+    for own in range(num_rows):
+        place = state[PRODUCTS] + 4 * ((first + own) * stride + head * shared * dim)
+        queries[own * shared : (own + 1) * shared] = carray(floats(place), (shared, dim)) * scale
+    keys, values = np.empty(_KEYS * dim, np.float32), np.empty(_KEYS * dim, np.float32)
+    scores, sums = np.empty((num_queries, _KEYS), np.float32), np.zeros((num_queries, dim), np.float32)
+    highest, totals = np.full(num_queries, _HIDDEN), np.zeros(num_queries, np.float32)
     scoring, summing = np.empty(8, np.int64), np.empty(8, np.int64)
-    scoring[:] = (_at(keys), 0, dim, _at(query_panels), _at(scores), lanes, 0, panels)
-    summing[:] = (_at(weights), queries, 0, _at(values), _at(sums), dim, 0, dim // PANEL)
+    scoring[:] = (_at(queries), num_queries, dim, _at(keys), _at(scores), _KEYS, 0, 0)
+    summing[:] = (_at(scores), num_queries, _KEYS, _at(values), _at(sums), dim, 0, dim // PANEL)
     begin, end = _seen(state, sequence, first, num_rows, context, window)
     for block in range(begin // _KEYS * _KEYS, end, _KEYS):
         count = min(_KEYS, end - block)
         _gather(cache, state, sequence, block, count, head, key_heads, dim, _at(keys), _at(values), rounds)
-        scores[:count] = np.float32(0.0)
-        scoring[1] = summing[2] = count
+        scores[:] = np.float32(0.0)
+        scoring[7] = (count + PANEL - 1) // PANEL
         call(product, _at(scoring))
+        scores[:, count:] = np.float32(-np.inf)
         _hide(scores, state, sequence, first, num_rows, shared, block, count, window)
-        _weigh(scores, highest, totals, factors, count)
-        _turn(scores, factors, weights, sums, count)
+        _weigh(scores, highest, totals, sums)
         call(product, _at(summing))
+    keep_alive(queries)
+    keep_alive(keys)
+    keep_alive(values)
+    keep_alive(scoring)
+    keep_alive(summing)
     for own in range(num_rows):
         for group in range(shared):
             query = own * shared + group
@@ -114,19 +125,6 @@ def _at(array):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _query_panels(address, stride, num_rows, shared, dim, lanes, scale):  # type: ignore[no-untyped-def]
-    """Scaled queries of some rows as panels, float32 [lanes / 16, dim, 16]."""
-    panels = np.zeros((lanes // PANEL, dim, PANEL), np.float32)
-    for own in range(num_rows):
-        rows = carray(floats(address + 4 * own * stride), (shared, dim))
-        for group in range(shared):
-            lane = own * shared + group
-            for d in range(dim):
-                panels[lane // PANEL, d, lane % PANEL] = rows[group, d] * scale
-    return panels
-
-
-@njit(nogil=True)
 def _seen(state, sequence, first, num_rows, context, window):  # type: ignore[no-untyped-def]
     """The first logical slot that one of the rows sees, and the one after the last: their own."""
     begin, positions = context, int64s(state[POSITIONS])
@@ -137,31 +135,39 @@ def _seen(state, sequence, first, num_rows, context, window):  # type: ignore[no
 
 @njit(nogil=True, error_model="numpy")
 def _gather(cache, state, sequence, begin, count, head, key_heads, dim, keys, values, rounds):  # type: ignore[no-untyped-def]
-    """Write keys [count, dim], and values in panels [dim / 16, count, 16], of logical slots from `begin` on to the
-    addresses `keys` and `values`, in float32."""
+    """Write what is in the logical slots from `begin` on to the addresses `keys` and `values`, in float32: keys as
+    panels [4, dim, 16 keys], values as panels [dim / 16, 64, 16]. After `count` slots, values are zeros."""
     size = state[BLOCK_SIZE]
     table = int32s(state[BLOCK_TABLES] + 4 * sequence * state[TABLE_WIDTH])
-    index = 0
-    while index < count:
-        offset = (begin + index) % size
-        slot = np.int64(table[(begin + index) // size]) * size + offset
-        for _ in range(min(count - index, size - offset)):
-            place = (slot * key_heads + head) * dim
-            for panel in range(dim // PANEL):
-                source, target = place + panel * PANEL, 4 * PANEL * (panel * count + index)
-                if rounds:
-                    widen_lanes(cache[0] + 2 * source, keys + 4 * (index * dim + panel * PANEL))
-                    widen_lanes(cache[1] + 2 * source, values + target)
-                else:
-                    copy_lanes(cache[0] + 4 * source, keys + 4 * (index * dim + panel * PANEL))
-                    copy_lanes(cache[1] + 4 * source, values + target)
-            index += 1
-            slot += 1
+    item = 2 if rounds else 4
+    places = np.empty(_KEYS, np.int64)
+    for index in range(_KEYS):
+        logical = begin + min(index, count - 1)
+        slot = np.int64(table[logical // size]) * size + logical % size
+        places[index] = item * (slot * key_heads + head) * dim
+    for index in range(count):
+        for panel in range(dim // PANEL):
+            source, target = places[index] + item * panel * PANEL, values + 4 * PANEL * (panel * _KEYS + index)
+            if rounds:
+                widen_lanes(cache[1] + source, target)
+            else:
+                copy_lanes(cache[1] + source, target)
+    if count < _KEYS:
+        rest = carray(floats(values), (dim // PANEL, _KEYS, PANEL))
+        rest[:, count:] = np.float32(0.0)
+    for first in range(0, count, PANEL):
+        for panel in range(dim // PANEL):
+            target = keys + 4 * PANEL * (first // PANEL * dim + panel * PANEL)
+            if rounds:
+                turn_halves(_at(places) + 8 * first, cache[0] + item * panel * PANEL, target)
+            else:
+                turn_floats(_at(places) + 8 * first, cache[0] + item * panel * PANEL, target)
+    keep_alive(places)
 
 
 @njit(nogil=True)
 def _hide(scores, state, sequence, first, num_rows, shared, begin, count, window):  # type: ignore[no-untyped-def]
-    """-inf for what the rows do not see of slots begin .. begin + count - 1. scores: float32 [count, queries]."""
+    """-inf for what the rows do not see of slots begin .. begin + count - 1. scores: float32 [queries, 64]."""
     ends, positions = int32s(state[VISIBLE_ENDS]), int64s(state[POSITIONS])
     words, start = state[WORDS], int32s(state[TREE_STARTS])[sequence]
     node_positions = int32s(state[NODE_POSITIONS] + 4 * sequence * 64 * words)
@@ -180,34 +186,22 @@ def _hide(scores, state, sequence, first, num_rows, shared, begin, count, window
                     window == 0 or positions[row] - node_positions[node] < window
                 )
             if not is_visible:
-                scores[index, own * shared : (own + 1) * shared] = np.float32(-np.inf)
+                for query in range(own * shared, (own + 1) * shared):
+                    scores[query, index] = np.float32(-np.inf)
 
 
 @njit(nogil=True, fastmath=_FAST, error_model="numpy")
-def _weigh(scores, highest, totals, factors, count):  # type: ignore[no-untyped-def]
-    """Scores [count, queries] become weights relative to the highest so far. Totals are brought to it; sums of before
-    are to be multiplied with `factors`."""
-    queries = len(highest)
-    for query in range(queries):
-        factors[query] = highest[query]
-    for index in range(count):
-        for query in range(queries):
-            highest[query] = max(highest[query], scores[index, query])
-    for query in range(queries):
-        highest[query] = max(highest[query], _HIDDEN)
-        factors[query] = exponential(factors[query] - highest[query])
-        totals[query] *= factors[query]
-    for index in range(count):
-        for query in range(queries):
-            weight = exponential(scores[index, query] - highest[query])
-            scores[index, query] = weight if scores[index, query] > _HIDDEN else np.float32(0.0)
-            totals[query] += scores[index, query]
+def _weigh(scores, highest, totals, sums):  # type: ignore[no-untyped-def]
+    """Scores [queries, 64] become weights relative to the highest so far; totals and sums are brought to it.
 
-
-@njit(nogil=True)
-def _turn(scores, factors, weights, sums, count):  # type: ignore[no-untyped-def]
-    """Weights of each query in a row, and its sum brought to the highest score so far."""
-    for query in range(len(sums)):
-        sums[query] *= factors[query]
-        for index in range(count):
-            weights[query * count + index] = scores[index, query]
+    All 64 are added up in one order, so that a total does not depend on how many of them other rows see.
+    """
+    for query in range(len(highest)):
+        place = _at(scores) + 4 * _KEYS * query
+        top = largest(place, _KEYS, highest[query])
+        factor = exponential(highest[query] - top)
+        totals[query] = totals[query] * factor + weigh(place, _KEYS, top, _HIDDEN)
+        highest[query] = top
+        if factor != np.float32(1.0):
+            for d in range(sums.shape[1]):
+                sums[query, d] *= factor

@@ -15,9 +15,9 @@ import numpy as np
 from numba import carray, njit
 
 from actors.engine.cpu_kernels.addresses import floats, halves, int64s, run_steps
-from actors.engine.cpu_kernels.bfloat16 import narrowed, rounded
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.layer_state import CACHE, COSINES, HIDDEN, INPUTS, PRODUCTS, ROTATED, ROWS, SINES, SLOTS
+from actors.engine.cpu_kernels.numbers import exponential, narrowed, rounded
 from actors.engine.cpu_kernels.panel_linear import multiply_share
 from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
 
@@ -149,23 +149,6 @@ def store(address: int, first: int, values: np.ndarray, is_half: bool) -> None:
 
 
 # Loops with divisions need numpy's error model: with a check for zero they are not vectorized.
-@njit(nogil=True, fastmath=_FAST, error_model="numpy")
-def exponential(number: np.float32) -> np.float32:
-    """exp of a number up to 80, to 1e-7 of it; 0 far below. Cody and Waite, "Software Manual for the Elementary
-    Functions", 1980, because a loop of calls of libm is not vectorized."""
-    number = max(number, np.float32(-87.5))
-    power = np.floor(number * np.float32(1.4426950408889634) + np.float32(0.5))
-    rest = number - power * np.float32(0.693359375) + power * np.float32(2.12194440e-4)
-    value = np.float32(1.9875691500e-4)
-    value = value * rest + np.float32(1.3981999507e-3)
-    value = value * rest + np.float32(8.3334519073e-3)
-    value = value * rest + np.float32(4.1665795894e-2)
-    value = value * rest + np.float32(1.6666665459e-1)
-    value = value * rest + np.float32(5.0000001201e-1)
-    value = value * rest * rest + rest + np.float32(1.0)
-    return value * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
 @njit(nogil=True, fastmath=_FAST, error_model="numpy")
 def _normalize(row: np.ndarray, weight: np.ndarray, eps: np.float32, rounds: bool) -> None:
     """As `RmsNorm`, in place. float32 [width] each."""

@@ -10,7 +10,7 @@ import torch
 from numba import carray, njit
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.addresses import call, floats
+from actors.engine.cpu_kernels.addresses import call, floats, keep_alive
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.microkernel import (
     BFLOAT16,
@@ -143,3 +143,4 @@ def multiply_share(inputs, rows, depth, weights, outputs, panels, bias, multiply
             own[:] = np.float32(0.0)
     work = np.array([inputs, rows, depth, weights, outputs, width, first, last])
     call(multiply, work.ctypes.data)
+    keep_alive(work)

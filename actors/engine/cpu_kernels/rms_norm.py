@@ -12,8 +12,8 @@ from numba import carray, njit
 from torch import Tensor, nn
 
 from actors.engine.cpu_kernels.addresses import floats, halves
-from actors.engine.cpu_kernels.bfloat16 import narrowed, widened
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
+from actors.engine.cpu_kernels.numbers import narrowed, widened
 from actors.engine.cpu_kernels.threads import has_openmp, num_threads, openmp, thread_num
 
 _CHECKED_ROWS = 8
