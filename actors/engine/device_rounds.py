@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from actors.engine.arena import Part
-from actors.engine.batch import SequenceRows, pack
+from actors.engine.batch import NODES_OF_A_WORD, SequenceRows, num_words, pack
 from actors.engine.device_inputs import DeviceInputs
 from actors.engine.draws import Draws, Emitted, most_probable
 from actors.engine.model_runner import ModelRunner, last_rows
@@ -20,6 +20,7 @@ from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
 from actors.models.collectives import gather_ranks
 from actors.sampling import device_sampling
+from actors.sampling.device_sampling import NO_TREE
 from actors.sampling.packed_rows import pack_sampling
 
 
@@ -44,18 +45,19 @@ class DeviceRounds:
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
         batch = pack(parts)
-        # Each rank of a group computes as many rows of logits, whether it draws or not. A tree of padding has a root.
-        emitting = sum(count > 0 for count in wanted)
-        num_trees = row_tier(emitting)
-        num_logits = row_tier(sum(wanted) - emitting + num_trees)
+        # Each rank of a group computes as many rows of logits, whether it draws or not.
+        num_trees = power_tier(sum(count > 0 for count in wanted))
+        num_logits = row_tier(sum(wanted))
         rows = last_rows(batch.first_rows, np.array(wanted))
+        # Where all rows are drawn from, rows and sequences determine the numbers of logits and trees.
+        may_record = len(rows) == batch.num_rows
         if draws is None:
             inputs = self._runner.send(batch, rows, num_logits)
-            self._runner.launch(inputs, None, lambda: self._runner.compute(inputs) and None)
+            self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
         inputs = self._runner.send(batch, rows, num_logits, more)
-        result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape))
+        result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
         values = result.cpu().numpy()
         size = num_trees * (2 + shape.nodes)
         walked = values[: 2 * size].view(np.int64).reshape(num_trees, 2 + shape.nodes)
@@ -75,21 +77,24 @@ class DeviceRounds:
         is_sharded = not (shard is None or sampling.truncates.any() or successors or draws.keeps_logits)
         ids = shard.ids if shard is not None and is_sharded else None
         packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
-        num_nodes = num_logits - num_trees
         more = [
             Part(packed.words, packed.words.shape),
-            Part(trees.tokens, (num_nodes,)),
-            Part(trees.parents, (num_nodes,)),
-            Part(trees.offsets.astype(np.int32), (num_trees + 1,), len(trees.tokens)),
+            Part(trees.tokens, (num_logits,)),
+            Part(trees.parents, (num_logits,)),
+            Part(trees.offsets.astype(np.int32), (num_trees + 1,), NO_TREE),
         ]
         return more, _Shape(
             adjusted_rows=packed.num_slots,
             truncates=packed.truncates,
-            nodes=power_tier(max(1, int(np.diff(trees.offsets).max()))),
+            nodes=NODES_OF_A_WORD * num_words(int(np.diff(trees.offsets).max())),
             successors=successors,
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
         )
+
+    def _compute(self, inputs: DeviceInputs) -> None:
+        """Fill the KV slots of rows that nothing is drawn from."""
+        self._runner.compute(inputs)
 
     @torch.inference_mode()
     def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -111,11 +116,11 @@ class DeviceRounds:
             keys = gather_ranks(of_shard.best_keys.amax(dim=1))
             drawn = device_sampling.tokens_of_shards(keys.t().contiguous())
         walked = device_sampling.walk_trees(drawn, tokens, parents, offsets, shape.nodes)
-        results = [walked.view(torch.int32).view(-1)]
+        result = walked.view(torch.int32).view(-1)
         if shape.successors:
             ids, probs = most_probable(logits, shape.successors)
-            results += [ids.view(-1), probs.view(torch.int32).view(-1)]
-        return torch.cat(results), logits if shape.keeps_logits else None
+            result = torch.cat([result, ids.view(-1), probs.view(torch.int32).view(-1)])
+        return result, logits if shape.keeps_logits else None
 
 
 def _successors(values: np.ndarray) -> Successors | None:

@@ -28,6 +28,7 @@ from actors.sampling.packed_rows import MAX_CANDIDATES, NUM_BINS, pack_sampling
 from actors.sampling.rows import RowSampling
 
 TILE = 2048  # columns of a program
+NO_TREE = -1  # offset of trees of padding
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ def walk_trees(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, 
     """`verification.walk_tree` of T trees in one launch.
 
     drawn: int64 [N + T], the tokens at the root and the nodes of each tree, trees one after the other. tokens, parents:
-    int32 [N]. offsets: int32 [T + 1], where the nodes of each tree begin. max_nodes: no tree has more. Returns int64
-    [T, 2 + max_nodes]: the number of accepted nodes, the next token, the nodes, and -1 up to the end.
+    int32 [N]. offsets: int32 [T + 1], where the nodes of each tree begin, then NO_TREE for trees of padding, which have
+    no row of `drawn`. max_nodes: no tree has more. Returns int64 [T, 2 + max_nodes]: the number of accepted nodes, the
+    next token, the nodes, and -1 up to the end.
     """
     walked: Tensor = torch.ops.paceline.walk_trees(drawn, tokens, parents, offsets, max_nodes)
     return walked
