@@ -21,6 +21,7 @@ from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
 from actors.engine.cpu_kernels.rms_norm import replace_norms
 from actors.engine.device_inputs import DeviceInputs, send_inputs
+from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import layer_shapes
@@ -93,7 +94,9 @@ class ModelRunner:
         self._arena = Arena(self.device) if self._attention == "triton_tree" else None
         self._launches: RecordedLaunches | None = None
         self.tap: FeatureTap | None = None  # on the model, set before the first forward
-        if self.device.type == "cuda" and not is_eager:
+        if self._arena is not None and is_eager:
+            fuse_eager_layers(model)
+        elif self.device.type == "cuda" and not is_eager:
             compile_model(model)
             self._launches = RecordedLaunches(CudaGraphs())
 

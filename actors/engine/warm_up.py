@@ -10,7 +10,7 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
 _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve is extrapolated
-_PROFILE_RUNS = 5  # the fastest counts: the first of a shape compiles and allocates, the third may record launches
+_PROFILE_RUNS = 4  # the fastest counts: the first of a shape compiles and allocates, the third may record launches
 
 
 def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:

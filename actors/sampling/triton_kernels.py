@@ -494,6 +494,8 @@ def sums_kernel(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["num_parts"])
 def reduce_kernel(  # type: ignore[no-untyped-def]
     bests,  # int64 [R, parts]: order keys of tiles, or of shards of the vocabulary
+    row_stride,  # of `bests`
+    part_stride,
     logits,
     stride,
     token_ids,
@@ -509,7 +511,7 @@ def reduce_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     parts = tl.arange(0, PARTS)
     is_part = parts < num_parts
-    best = tl.max(tl.load(bests + row * num_parts + parts, mask=is_part, other=_LEAST))
+    best = tl.max(tl.load(bests + row * row_stride + parts * part_stride, mask=is_part, other=_LEAST))
     column = _column_of(best)
     if HAS_SUMS:
         highest = tl.load(sums + (row * num_parts + parts) * 2, mask=is_part, other=-_INFINITY)
