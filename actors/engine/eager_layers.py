@@ -10,7 +10,7 @@ from actors.engine.cpu_kernels.rms_norm import agree, eps_of
 
 _MOST_TABLE_BYTES = 256 << 20
 # Rotations by these depend on nothing but the position.
-_STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+_STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 class DeviceRmsNorm(nn.Module):

@@ -36,8 +36,8 @@ class GpuMemory:
         left = allowed - in_use - for_rounds
         if left > self.free - for_rounds:
             raise ModelError(
-                f"{_gib(self.free)} of this GPU's {_gib(self.total)} are free, and {_gib(left + for_rounds)} are needed "
-                f"for a share of {share:g}; other processes use more than theirs"
+                f"{_gib(self.free)} of this GPU's {_gib(self.total)} are free, and {_gib(left + for_rounds)} are "
+                f"needed for a share of {share:g}; other processes use more than theirs"
             )
         return left
 

@@ -141,8 +141,8 @@ def walk_trees(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, 
 
     drawn: int64 [N + T], the tokens at the root and the nodes of each tree, trees one after the other. tokens, parents:
     int32 [N]. offsets: int32 [T + 1], where the nodes of each tree begin, then NO_TREE for trees of padding, which have
-    no row of `drawn`. walked: int64 [T, 2 + nodes], filled with the number of accepted nodes, the next token, the nodes,
-    and -1 up to the end. No tree may have more nodes.
+    no row of `drawn`. walked: int64 [T, 2 + nodes], filled with the number of accepted nodes, the next token, the
+    nodes, and -1 up to the end. No tree may have more nodes.
     """
     torch.ops.paceline.walk_trees(drawn, tokens, parents, offsets, walked)
 

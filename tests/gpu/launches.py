@@ -2,10 +2,10 @@
 
 `python -m tests.gpu.launches [--json] [--attention triton_tree] [--compiled]`.
 
-A dispatch mode sees every operation that reaches a backend. One that makes or fills a tensor on `meta` and is no view counts
-as a kernel; a copy between `meta` and the CPU as a copy, which the host waits for. The mode knows nothing of the engine.
-Two numbers of layers tell what a layer costs and what the rest does. A compiled part counts what torch's compiler
-launches for it on Hopper (`triton_codegen`).
+A dispatch mode sees every operation that reaches a backend. One that makes or fills a tensor on `meta` and is no view
+counts as a kernel; a copy between `meta` and the CPU as a copy, which the host waits for. The mode knows nothing of the
+engine. Two numbers of layers tell what a layer costs and what the rest does. A compiled part counts what torch's
+compiler launches for it on Hopper (`triton_codegen`).
 """
 
 from __future__ import annotations

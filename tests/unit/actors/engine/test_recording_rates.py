@@ -90,8 +90,8 @@ def test_few_recordings_serve_nearly_all_rounds_without_prompts(monkeypatch, bus
     def zeros(self, inputs, shape):
         """As if launched: every tree is refused, and says token 0."""
         logits = inputs.logit_rows.shape[0]
-        walked = (inputs.more[3].shape[0] - 1) * (2 + shape.nodes) * 2
-        return torch.zeros(walked + 2 * logits * shape.successors, dtype=torch.int32), None
+        walked = (inputs.more[3].shape[0] - 1) * (2 + shape.nodes)
+        return torch.zeros(walked + logits * shape.successors, dtype=torch.int64), None
 
     monkeypatch.setattr(DeviceRounds, "_launch", zeros)
     monkeypatch.setattr(DeviceRounds, "_compute", lambda self, inputs: None)

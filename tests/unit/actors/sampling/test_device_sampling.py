@@ -391,12 +391,13 @@ from actors.sampling import successor_kernels, triton_kernels
 
 ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted="*fp32", counts="*i32", masses="*i64",
             token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64", drawn="*i64",
-            row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32", num_parts="i32", width="i32", first_id="i32")
+            row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32",
+            num_parts="i32", width="i32", first_id="i32")
 TREES = dict(drawn="*i64", tokens="*i32", parents="*i32", offsets="*i32", walked="*i64", width="i32")
 PARTS = dict(logits="*bf16", stride="i32", summaries="*i64", merged="*i64", width="i32", first_id="i32",
              row_stride="i32", part_stride="i32", num_parts="i32")
-CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64, K=8, KEYS=8,
-                 IS_LAST=True)
+CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64,
+                 K=8, KEYS=8, IS_LAST=True)
 for name, types, warps in (("score", ROWS, 8), ("histogram", ROWS, 8), ("cut", ROWS, 16), ("draw", ROWS, 8),
                            ("reduce", ROWS, 1), ("walk", TREES, 1), ("summary", PARTS, 8), ("merge", PARTS, 4)):
     kernel = vars(triton_kernels if types is not PARTS else successor_kernels)[name + "_kernel"]
