@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm_kernel(
+def rms_norm_kernel(  # type: ignore[no-untyped-def]
     inputs,  # [rows, width]
     weight,  # [width]
     outputs,  # [rows, width], written

@@ -10,7 +10,7 @@ _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["first_id", "num_ids"])
-def embedding_kernel(
+def embedding_kernel(  # type: ignore[no-untyped-def]
     ids,  # int64 [rows]
     weight,  # [num_ids, width]
     outputs,  # [rows, width], written
