@@ -164,7 +164,9 @@ def _bytes_for_target(
     slots = 0
     if not model.config.is_encoder_decoder:
         slots = largest_round_slots(limits, longest, options.block_size)
-        engine = TargetEngine(model, EngineOptions(slots // options.block_size, options.block_size))
+        engine = TargetEngine(
+            model, EngineOptions(slots // options.block_size, options.block_size, is_eager=options.enforce_eager)
+        )
         meter.start()
         try:
             run_largest_round(engine, limits, longest)
@@ -175,9 +177,8 @@ def _bytes_for_target(
             ) from None
         del engine
         gc.collect()  # its KV cache may be in a cycle
-    left = meter.read(slots * bytes_per_token).for_kv_cache(
-        options.kv_cache_fraction or _GPU_FRACTION, options.gpus or 1.0
-    )
+    memory = meter.read(slots * bytes_per_token, will_record=slots > 0 and not options.enforce_eager)
+    left = memory.for_kv_cache(options.kv_cache_fraction or _GPU_FRACTION, options.gpus or 1.0)
     return left if slots else left // 2  # not measured: half is for forwards
 
 

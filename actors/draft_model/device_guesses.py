@@ -10,10 +10,12 @@ import torch
 from actors.engine.arena import Part
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.model_runner import ModelRunner, last_rows
-from actors.engine.row_tiers import row_tier
+from actors.engine.row_tiers import power_tier, row_tier
 from actors.sampling.device_sampling import likeliest_packed
 from actors.sampling.packed_rows import pack_sampling
 from actors.sampling.rows import RowSampling
+
+_MOST_CAUGHT_UP = 16  # tokens that a sequence may have got since its last draft; with more it is a part of a prompt
 
 
 @torch.inference_mode()
@@ -30,7 +32,8 @@ def likeliest_after(
     runner: with device inputs. sampling: of all wanted rows. vocab_map: int64, on the device, as `token_ids` there.
     """
     batch = pack(parts)
-    num_logits = row_tier(sum(wanted))
+    num_wanted = sum(wanted)
+    num_logits = row_tier(num_wanted) if num_wanted == batch.num_rows else power_tier(num_wanted)
     ids = None if vocab_map is None or not len(sampling.tokens) else vocab_map.cpu().numpy()
     packed = pack_sampling(sampling, runner.num_outputs, num_logits, ids)
     rows = last_rows(batch.first_rows, np.array(wanted))
@@ -47,6 +50,7 @@ def likeliest_after(
         )
         return torch.stack([tokens.to(torch.int32), probs.view(torch.int32)])
 
-    found = runner.launch(inputs, (k, packed.num_slots, packed.truncates), launch)
+    may_record = max(part.count for part in parts) <= _MOST_CAUGHT_UP
+    found = runner.launch(inputs, (k, packed.num_slots, packed.truncates), launch, may_record=may_record)
     of_rows = found.cpu().numpy()[:, : len(rows)]
     return of_rows[0], np.ascontiguousarray(of_rows[1]).view(np.float32)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 _ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
 _FIRST_BYTES = 1 << 16
+_MOST_LAYOUTS = 1024
 
 
 class Part(NamedTuple):
@@ -18,6 +19,16 @@ class Part(NamedTuple):
     array: np.ndarray
     shape: tuple[int, ...]
     fill: int = 0
+
+
+class CopyEvent(Protocol):
+    """As `torch.cuda.Event`."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has come to where `record` was called last."""
+        ...
 
 
 class _Layout(NamedTuple):
@@ -30,8 +41,11 @@ class Arena:
     """A buffer on the host, pinned for CUDA, and one on the device. Arrays of the same shapes and dtypes have the same
     addresses each time, as long as `generation` stays."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, copied: CopyEvent | None = None) -> None:
+        """copied: where the device has read the host's buffer; None: one of CUDA's, and none elsewhere, where copies
+        wait."""
         self._device = device
+        self._copied = torch.cuda.Event() if copied is None and device.type == "cuda" else copied
         self.generation = 0  # of the buffers, which are replaced by larger ones
         self._allocate(_FIRST_BYTES)
 
@@ -45,12 +59,16 @@ class Arena:
         """The arrays on the device, in order. They hold until the next call, before which the device must have read
         them."""
         key = tuple([(part.shape, part.array.dtype.str) for part in parts])
+        if self._copied is not None:
+            self._copied.synchronize()  # a copy of before may still be queued; after a round that was read, it is not
         layout = self._layouts.get(key) or self._lay_out(key)
         for part, place in zip(parts, layout.host, strict=True):
             place.fill(part.fill)
             place[tuple([slice(size) for size in part.array.shape])] = part.array
         used = layout.num_bytes
         self._on_device[:used].copy_(self._host[:used], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
         return layout.device
 
     def _lay_out(self, key: tuple[tuple[tuple[int, ...], str], ...]) -> _Layout:
@@ -65,5 +83,7 @@ class Arena:
             host.append(view)
             of_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
             device.append(self._on_device[begin : begin + size].view(of_dtype).view(shape))
+        if len(self._layouts) >= _MOST_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]  # the oldest; laid out again, it has the same places
         layout = self._layouts[key] = _Layout(ends[-1], host, device)
         return layout

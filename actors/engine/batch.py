@@ -11,7 +11,7 @@ from numba import njit
 
 from actors.engine.sequence import Sequence
 
-_WORD_BITS = 64
+NODES_OF_A_WORD = 64  # ancestor bits
 
 
 class SequenceRows(msgspec.Struct, frozen=True, gc=False):
@@ -67,7 +67,7 @@ class PackedBatch:
 def num_words(num_nodes: int) -> int:
     """int64 words of a row of ancestor bits: a power of two, because kernels are compiled for each size."""
     words = 1
-    while _WORD_BITS * words < num_nodes:
+    while NODES_OF_A_WORD * words < num_nodes:
         words *= 2
     return words
 
@@ -126,8 +126,8 @@ def _lay_out(shapes, parents, block_tables, block_size):  # type: ignore[no-unty
     begins, tree_starts = np.empty(num_sequences, np.int32), np.empty(num_sequences, np.int32)
     visible_ends = np.empty(num_rows, np.int32)
     ancestors = np.zeros((num_rows, words), np.int64)
-    node_positions = np.zeros((num_sequences, _WORD_BITS * words), np.int32)
-    bits = np.empty((_WORD_BITS * words, words), np.int64)
+    node_positions = np.zeros((num_sequences, NODES_OF_A_WORD * words), np.int32)
+    bits = np.empty((NODES_OF_A_WORD * words, words), np.int64)
     row = first_parent = 0
     for s in range(num_sequences):
         computed, count, first_node, num_nodes = shapes[s]
@@ -142,7 +142,7 @@ def _lay_out(shapes, parents, block_tables, block_size):  # type: ignore[no-unty
             node_positions[s, node] = known if parent < 0 else node_positions[s, parent] + 1
             for word in range(words):
                 bits[node, word] = 0 if parent < 0 else bits[parent, word]
-            bits[node, node // _WORD_BITS] |= np.int64(1) << (node % _WORD_BITS)
+            bits[node, node // NODES_OF_A_WORD] |= np.int64(1) << (node % NODES_OF_A_WORD)
         for slot in range(begin, context):
             slots[row] = np.int64(block_tables[s, slot // block_size]) * block_size + slot % block_size
             if slot < start:

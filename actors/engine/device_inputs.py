@@ -16,7 +16,7 @@ import torch
 from actors.engine.arena import Arena, Part
 from actors.engine.attention.tree_rows import TreeRows
 from actors.engine.batch import PackedBatch
-from actors.engine.row_tiers import power_tier, row_tier
+from actors.engine.row_tiers import context_tier, power_tier, row_tier
 
 
 class DeviceInputs(NamedTuple):
@@ -45,9 +45,9 @@ def send_inputs(
     logit_rows: int64. num_logits: their number with padding. moves: int64 [2, n], sources and destinations.
     padding_slot: where rows of padding are written.
     """
-    rows, sequences = row_tier(batch.num_rows), row_tier(len(batch.begins))
+    rows, sequences = row_tier(batch.num_rows), power_tier(len(batch.begins))
     words = batch.ancestors.shape[1]
-    max_context = max(batch.block_size, power_tier(int(batch.contexts.max())))
+    max_context = context_tier(int(batch.contexts.max()))
     table_width = -(-max_context // batch.block_size)
     tables = batch.block_tables[:, :table_width]
     parts = [

@@ -1,6 +1,7 @@
 """Rounds on an accelerator: one copy up, launches that read nothing of the host, one copy down.
 
-With tensor parallelism each rank draws from its share of the vocabulary, and ranks exchange one key for each row.
+With tensor parallelism each rank draws from its share of the vocabulary, and ranks exchange one key for each row, and
+the likeliest tokens of their shares where these are asked for. Only truncation and kept logits need whole rows.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import numpy as np
 import torch
 
 from actors.engine.arena import Part
-from actors.engine.batch import SequenceRows, pack
+from actors.engine.batch import NODES_OF_A_WORD, SequenceRows, num_words, pack
 from actors.engine.device_inputs import DeviceInputs
-from actors.engine.draws import Draws, Emitted, most_probable
+from actors.engine.draws import Draws, Emitted
 from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
 from actors.models.collectives import gather_ranks
-from actors.sampling import device_sampling
+from actors.sampling.device_sampling import NO_TREE, best_of_shard, draw_packed, tokens_of_shards, walk_trees
+from actors.sampling.device_successors import likeliest_of, merged, summarize
 from actors.sampling.packed_rows import pack_sampling
 
 
@@ -44,84 +46,90 @@ class DeviceRounds:
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
         batch = pack(parts)
-        # Each rank of a group computes as many rows of logits, whether it draws or not. A tree of padding has a root.
-        emitting = sum(count > 0 for count in wanted)
-        num_trees = row_tier(emitting)
-        num_logits = row_tier(sum(wanted) - emitting + num_trees)
+        # Each rank of a group computes as many rows of logits, whether it draws or not.
+        num_trees = power_tier(sum(count > 0 for count in wanted))
+        num_logits = row_tier(sum(wanted))
         rows = last_rows(batch.first_rows, np.array(wanted))
+        # Where all rows are drawn from, rows and sequences determine the numbers of logits and trees.
+        may_record = len(rows) == batch.num_rows
         if draws is None:
             inputs = self._runner.send(batch, rows, num_logits)
-            self._runner.launch(inputs, None, lambda: self._runner.compute(inputs) and None)
+            self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
         inputs = self._runner.send(batch, rows, num_logits, more)
-        result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape))
+        result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
         values = result.cpu().numpy()
         size = num_trees * (2 + shape.nodes)
-        walked = values[: 2 * size].view(np.int64).reshape(num_trees, 2 + shape.nodes)
+        walked = values[:size].reshape(num_trees, 2 + shape.nodes)
         own = len(draws.trees.offsets) - 1
         paths = [row[2 : 2 + row[0]].astype(np.int32) for row in walked[:own]]
         return Emitted(
             next_tokens=walked[:own, 1].tolist(),
             paths=paths,
-            successors=_successors(values[2 * size :].reshape(2, num_logits, -1)[:, : len(rows)]),
+            successors=_successors(values[size:].reshape(num_logits, -1)[: len(rows)]),
             logits=logits,
         )
 
     def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:
         sampling, trees = draws.sampling, draws.trees
-        shard, successors = self._runner.vocabulary_shard, min(draws.num_successors, self._vocab_size)
+        shard = self._runner.vocabulary_shard
         # The rest is asked of whole rows.
-        is_sharded = not (shard is None or sampling.truncates.any() or successors or draws.keeps_logits)
+        is_sharded = not (shard is None or sampling.truncates.any() or draws.keeps_logits)
         ids = shard.ids if shard is not None and is_sharded else None
         packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
-        num_nodes = num_logits - num_trees
         more = [
             Part(packed.words, packed.words.shape),
-            Part(trees.tokens, (num_nodes,)),
-            Part(trees.parents, (num_nodes,)),
-            Part(trees.offsets.astype(np.int32), (num_trees + 1,), len(trees.tokens)),
+            Part(trees.tokens, (num_logits,)),
+            Part(trees.parents, (num_logits,)),
+            Part(trees.offsets.astype(np.int32), (num_trees + 1,), NO_TREE),
         ]
         return more, _Shape(
             adjusted_rows=packed.num_slots,
             truncates=packed.truncates,
-            nodes=power_tier(max(1, int(np.diff(trees.offsets).max()))),
-            successors=successors,
+            nodes=NODES_OF_A_WORD * num_words(int(np.diff(trees.offsets).max())),
+            successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
         )
 
+    def _compute(self, inputs: DeviceInputs) -> None:
+        """Fill the KV slots of rows that nothing is drawn from."""
+        self._runner.compute(inputs)
+
     @torch.inference_mode()
     def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """int32: walked trees (int64 [trees, 2 + nodes]), then ids and float32 probabilities of the successors, [2,
-        logits, successors]; and the logits if they are kept."""
-        logits, shard = self._runner.compute(inputs), self._runner.vocabulary_shard
-        if shard is not None and not shape.is_sharded:
-            logits = shard.gather(logits)
+        """int64: walked trees, [trees, 2 + nodes], then successors as of `likeliest_of`, [logits, successors]; and the
+        logits if they are kept."""
         packed, tokens, parents, offsets = inputs.more
-        of_shard = device_sampling.draw_packed(
-            logits,
-            packed,
-            num_slots=shape.adjusted_rows,
-            truncates=shape.truncates,
-            first_id=shard.first_id if shard is not None and shape.is_sharded else 0,
-        )
-        drawn = of_shard.tokens
-        if shape.is_sharded:
-            keys = gather_ranks(of_shard.best_keys.amax(dim=1))
-            drawn = device_sampling.tokens_of_shards(keys.t().contiguous())
-        walked = device_sampling.walk_trees(drawn, tokens, parents, offsets, shape.nodes)
-        results = [walked.view(torch.int32).view(-1)]
+        logits = self._runner.compute(inputs)
+        trees = (len(offsets) - 1, 2 + shape.nodes)
+        result = logits.new_empty(trees[0] * trees[1] + len(logits) * shape.successors, dtype=torch.int64)
         if shape.successors:
-            ids, probs = most_probable(logits, shape.successors)
-            results += [ids.view(-1), probs.view(torch.int32).view(-1)]
-        return torch.cat(results), logits if shape.keeps_logits else None
+            likeliest_of(self._summaries(logits, shape.successors), result[trees[0] * trees[1] :].view(len(logits), -1))
+        shard = self._runner.vocabulary_shard
+        if shard is not None and shape.is_sharded:
+            best = best_of_shard(logits, packed, num_slots=shape.adjusted_rows, first_id=shard.first_id)
+            drawn = tokens_of_shards(gather_ranks(best))
+        else:
+            if shard is not None:
+                logits = shard.gather(logits)
+            drawn = draw_packed(logits, packed, num_slots=shape.adjusted_rows, truncates=shape.truncates).tokens
+        walk_trees(drawn, tokens, parents, offsets, result[: trees[0] * trees[1]].view(trees))
+        return result, logits if shape.keeps_logits else None
+
+    def _summaries(self, logits: torch.Tensor, k: int) -> torch.Tensor:
+        """Of the whole vocabulary. logits: of this rank's share."""
+        shard = self._runner.vocabulary_shard
+        if shard is None:
+            return summarize(logits, k)
+        return gather_ranks(merged(summarize(logits, k, shard.first_id)))
 
 
 def _successors(values: np.ndarray) -> Successors | None:
-    """values: int32 [2, rows, k], ids and the bits of their probabilities."""
-    k = values.shape[2]
+    """values: int64 [rows, k], of `likeliest_of`."""
+    k = values.shape[1]
     if not k:
         return None
-    ids, bits = np.ascontiguousarray(values)
-    return Successors(ids.reshape(-1), bits.view(np.float32).reshape(-1), k)
+    ids, bits = np.ascontiguousarray(values.view(np.int32).reshape(-1, 2).T)
+    return Successors(ids, bits.view(np.float32), k)

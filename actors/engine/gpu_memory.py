@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from actors.engine.recorded_launches import MOST_RECORDED
 from actors.errors import ModelError
 
+_GRAPH_BYTES = 4 << 20  # of a recorded round's own, beside the tensors it works in; an estimate
 _PROCESS_BYTES = 1 << 30  # context, kernels and communicators of one process, which torch does not count
 
 
@@ -19,6 +21,7 @@ class GpuMemory:
     free: int  # now, with nothing but the weights left of the engine
     weights: int
     peak: int  # of the largest round, beyond weights and KV cache
+    recorded: int = 0  # that recorded rounds will keep for themselves, beyond all that
 
     def for_kv_cache(self, limit: float, share: float = 1.0) -> int:
         """Bytes that are left for the KV cache.
@@ -29,11 +32,12 @@ class GpuMemory:
         """
         allowed = int(limit * share * self.total)
         in_use = self.total - self.free if share == 1.0 else self.weights + _PROCESS_BYTES
-        left = allowed - in_use - self.peak
-        if left > self.free - self.peak:
+        for_rounds = self.peak + self.recorded
+        left = allowed - in_use - for_rounds
+        if left > self.free - for_rounds:
             raise ModelError(
-                f"{_gib(self.free)} of this GPU's {_gib(self.total)} are free, and {_gib(left + self.peak)} are needed "
-                f"for a share of {share:g}; other processes use more than theirs"
+                f"{_gib(self.free)} of this GPU's {_gib(self.total)} are free, and {_gib(left + for_rounds)} are "
+                f"needed for a share of {share:g}; other processes use more than theirs"
             )
         return left
 
@@ -49,13 +53,19 @@ class GpuMeter:
         """Begin to measure a peak."""
         torch.accelerator.reset_peak_memory_stats(self._device)
 
-    def read(self, kv_bytes: int) -> GpuMemory:
-        """kv_bytes: of the KV cache that was there during the peak, and is not any more."""
+    def read(self, kv_bytes: int, will_record: bool = False) -> GpuMemory:
+        """kv_bytes: of the KV cache that was there during the peak, and is not any more.
+
+        will_record: whether rounds will be recorded. These work in memory that nothing else gets. They share it, and
+        have fewer rows than the largest round, so that they need no more than that.
+        """
         torch.accelerator.empty_cache()
         free, total = torch.accelerator.get_memory_info(self._device)
         now = self._allocated()
         peak = torch.accelerator.max_memory_allocated(self._device) - now - kv_bytes
-        return GpuMemory(total, free, now - self._before, max(0, peak))
+        peak = max(0, peak)
+        recorded = peak + MOST_RECORDED * _GRAPH_BYTES if will_record else 0
+        return GpuMemory(total, free, now - self._before, peak, recorded)
 
     def _allocated(self) -> int:
         return torch.accelerator.memory_allocated(self._device)

@@ -22,6 +22,7 @@ from actors.engine.cpu_kernels.kernel_choice import choose_panels, replace_linea
 from actors.engine.cpu_kernels.layer_fusion import fuse_layers
 from actors.engine.cpu_kernels.rms_norm import replace_norms
 from actors.engine.device_inputs import DeviceInputs, send_inputs
+from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import layer_shapes
@@ -97,7 +98,9 @@ class ModelRunner:
         self._arena = Arena(self.device) if self._attention == "triton_tree" else None
         self._launches: RecordedLaunches | None = None
         self.tap: FeatureTap | None = None  # on the model, set before the first forward
-        if self.device.type == "cuda" and not is_eager:
+        if self._arena is not None and is_eager:
+            fuse_eager_layers(model)
+        elif self.device.type == "cuda" and not is_eager:
             compile_model(model)
             self._launches = RecordedLaunches(CudaGraphs())
 
@@ -111,10 +114,12 @@ class ModelRunner:
         """Row counts that forwards of decoding rounds are padded to; empty: no padding."""
         if self._exact == "bitwise":
             return list(range(ROW_TILE, _MOST_STEPPED_ROWS + 1, ROW_TILE))
-        return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)}) if self._pads else []
+        if not (self._pads or self.has_device_inputs):
+            return []
+        return sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
 
     def padded(self, rows: int) -> int:
-        """Rows that a forward of `rows` rows has with its padding."""
+        """Rows that a forward of `rows` rows has with its padding, where it has no device inputs."""
         return row_tier(rows) if self._pads else rows
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
@@ -161,10 +166,12 @@ class ModelRunner:
             self.kv.copy_slots(inputs.moves)
         return inputs
 
-    def launch(self, inputs: DeviceInputs, key: Hashable, launch: Callable[[], Result]) -> Result:
+    def launch(
+        self, inputs: DeviceInputs, key: Hashable, launch: Callable[[], Result], *, may_record: bool = True
+    ) -> Result:
         """What `launch` returns, which computes the inputs. key: all else that its launches depend on. The tensors hold
-        until the next call."""
-        if self._launches is None:
+        until the next call. may_record: False where few rounds have the same key, as with parts of prompts."""
+        if self._launches is None or not may_record:
             return launch()
         tap = self.tap if self.tap is not None and self.tap.is_open else None
 

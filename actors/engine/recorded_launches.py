@@ -15,8 +15,9 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-_MOST_RECORDED = 128
+MOST_RECORDED = 128
 _MOST_SEEN = 4096  # keys
+_USES_BEFORE = 2  # the first compiles kernels; a key that does not come a third time is not worth a recording
 
 Result = TypeVar("Result")
 
@@ -46,15 +47,16 @@ class _Recorded(NamedTuple):
 
 
 class RecordedLaunches:
-    """Launches by key. The first ones of a key run as they are, which compiles kernels; the second are recorded.
+    """Launches by key. The first two of a key run as they are; the third are recorded.
 
-    Of recorded ones the least recently used make room for new ones. If one cannot be recorded, none is any more.
+    Of recorded ones the least recently used make room for new ones; when they come again, they count as new. If one
+    cannot be recorded, none is any more.
     """
 
-    def __init__(self, recorder: Recorder, most: int = _MOST_RECORDED) -> None:
+    def __init__(self, recorder: Recorder, most: int = MOST_RECORDED) -> None:
         self._recorder = recorder
         self._most = most
-        self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._uses: OrderedDict[Hashable, int] = OrderedDict()  # of keys that are not recorded
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self._has_failed = False
 
@@ -73,10 +75,11 @@ class RecordedLaunches:
     def _record(self, key: Hashable, launch: Callable[[], Result]) -> _Recorded | None:
         if self._has_failed:
             return None
-        if key not in self._seen:
-            self._seen[key] = None
-            if len(self._seen) > _MOST_SEEN:
-                self._seen.popitem(last=False)
+        uses = self._uses.pop(key, 0)
+        if uses < _USES_BEFORE:
+            self._uses[key] = uses + 1
+            if len(self._uses) > _MOST_SEEN:
+                self._uses.popitem(last=False)
             return None
         if len(self._recorded) >= self._most:
             self._recorded.popitem(last=False)

@@ -21,6 +21,18 @@ def row_tier(rows: int) -> int:
     return -(-max(rows, 1) // step) * step
 
 
+_FIRST_CONTEXT = 1024
+_CONTEXT_STEP = 4
+
+
+def context_tier(slots: int) -> int:
+    """Slots that a forward's longest sequence may have: 1024, 4096, 16384, ..."""
+    tier = _FIRST_CONTEXT
+    while tier < slots:
+        tier *= _CONTEXT_STEP
+    return tier
+
+
 def power_tier(count: int) -> int:
     """The next power of two; 0 stays."""
     return 1 << (count - 1).bit_length() if count else 0

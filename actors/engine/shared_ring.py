@@ -23,7 +23,8 @@ import psutil
 
 _DIRECTORY = Path("/dev/shm")
 _LINE = 8  # words of 8 bytes in a cache line
-_PIECE = struct.Struct("<IIQ")  # bytes, checksum, bytes of the message that follow in later pieces
+_PIECE = struct.Struct("<IIQ")  # checksum, bytes, bytes of the message that follow in later pieces
+_CHECKSUM_BYTES = 4
 _ALIVE_CHECK_S = 0.5
 _PAUSE_S = 1e-4
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYONE = 0, 1, 2**31 - 1
@@ -114,8 +115,8 @@ class RingWriter(_Ring):
         free_at = place + size - self._capacity  # where the slowest reader must have come
         if int(self._places[1:].min()) < free_at:
             self._wait(lambda: int(self._places[1:].min()) >= free_at, -1, timeout_s, self._processes[1:])
-        head = _PIECE.pack(len(data), zlib.crc32(data, place & 0xFFFFFFFF), left)
-        self._copy_in(place, head + data)
+        head = _PIECE.pack(0, len(data), left)[_CHECKSUM_BYTES:]
+        self._copy_in(place, _checksum(place, head, data).to_bytes(_CHECKSUM_BYTES, "little") + head + data)
         self._places[0] = place + size
         _wake(self._address)
 
@@ -148,11 +149,12 @@ class RingReader(_Ring):
             nonlocal found
             if int(self._places[0]) == place:
                 return False
-            size, checksum, left = _PIECE.unpack(self._copy_out(place, _PIECE.size))
+            head = self._copy_out(place, _PIECE.size)
+            checksum, size, left = _PIECE.unpack(head)
             if size > self._capacity:  # not yet the bytes that were written
                 return False
             data = self._copy_out(place + _PIECE.size, size)
-            if zlib.crc32(data, place & 0xFFFFFFFF) != checksum:
+            if _checksum(place, head[_CHECKSUM_BYTES:], data) != checksum:
                 return False
             found = data, left
             return True
@@ -161,6 +163,11 @@ class RingReader(_Ring):
         assert found is not None
         self._places[self._own] = place + _PIECE.size + len(found[0])
         return found
+
+
+def _checksum(place: int, head: bytes, data: bytes) -> int:
+    """Of a piece. With its place, so that what lay there before does not pass for it."""
+    return zlib.crc32(data, zlib.crc32(head, place & 0xFFFFFFFF))
 
 
 def check_alive(processes: np.ndarray) -> None:

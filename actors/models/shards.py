@@ -93,12 +93,39 @@ class EmbeddingShard(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """int64 [...] -> [..., embedding_dim]"""
-        places, last = ids - self._first, len(self.weight) - 1
-        is_here = (places >= 0) & (places <= last)
-        if last < 0:
-            return all_reduce(self.weight.new_zeros((*ids.shape, self.embedding_dim)))
-        rows = self.embedding(places.clamp(0, last))
-        return all_reduce(rows * is_here[..., None])
+        if type(self.embedding) is nn.Embedding:
+            return all_reduce(torch.ops.paceline.embedding_shard(ids, self.weight, self._first))
+        return all_reduce(_own_rows(self.embedding, ids, self.weight, self._first))
+
+
+def _own_rows(embedding: Callable[[Tensor], Tensor], ids: Tensor, weight: Tensor, first_id: int) -> Tensor:
+    """[*ids, embedding_dim]: rows of ids from first_id on, zeros for those that the weight lacks."""
+    places, last = ids - first_id, len(weight) - 1
+    if last < 0:
+        return weight.new_zeros((*ids.shape, weight.shape[1]))
+    return embedding(places.clamp(0, last)) * ((places >= 0) & (places <= last))[..., None]
+
+
+def _embedding_shard(ids: Tensor, weight: Tensor, first_id: int) -> Tensor:
+    if ids.is_cuda:
+        # Imported late: machines without a GPU may have no Triton.
+        from actors.models.embedding_kernel import launch
+
+        rows = _fake_embedding_shard(ids, weight, first_id)
+        launch(ids.contiguous(), weight, rows, first_id)
+        return rows
+    return _own_rows(weight.__getitem__, ids, weight, first_id)
+
+
+def _fake_embedding_shard(ids: Tensor, weight: Tensor, first_id: int) -> Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]))
+
+
+_library = torch.library.Library("paceline", "FRAGMENT")
+_library.define("embedding_shard" + torch.library.infer_schema(_embedding_shard, mutates_args=()))
+for _device in ("CPU", "CUDA"):
+    _library.impl("embedding_shard", _embedding_shard, _device)
+torch.library.register_fake("paceline::embedding_shard", _fake_embedding_shard, lib=_library)
 
 
 @torch.no_grad()

@@ -7,9 +7,8 @@ machine in its own way. The kernels take them in float64 and round, so all devic
 The number of launches does not depend on the number of rows, no launch depends on data, and nothing waits for the
 device. Parameters of all rows go up as one tensor (`packed_rows`).
 
-With a vocabulary in shards each shard calls `draw_packed` with the id of its first column and gives away its
-`best_keys`, one int64 a row; `tokens_of_shards` finds the tokens among those of all shards. Rows that truncate need
-the scores of all shards in one place.
+With a vocabulary in shards each gives away its `best_of_shard`, one int64 a row; `tokens_of_shards` finds the tokens
+among those of all shards. Rows that truncate need the scores of all shards in one place.
 
 Each launch is one operator of torch (`paceline::sample_...`), so that tracing and counting see what runs. Runs on a CPU
 under Triton's interpreter (TRITON_INTERPRET=1 before the first import of triton).
@@ -28,12 +27,12 @@ from actors.sampling.packed_rows import MAX_CANDIDATES, NUM_BINS, pack_sampling
 from actors.sampling.rows import RowSampling
 
 TILE = 2048  # columns of a program
+NO_TREE = -1  # offset of trees of padding
 
 
 @dataclass(frozen=True)
 class Drawn:
     tokens: Tensor  # int64 [R]
-    best_keys: Tensor  # int64 [R, tiles]: what `tokens_of_shards` compares
     logprobs: Tensor | None  # float32 [R]: of the tokens, by the raw logits
 
 
@@ -69,28 +68,35 @@ def draw_packed(
     truncates: bool,
     token_ids: Tensor | None = None,
     allowed: Tensor | None = None,
-    first_id: int = 0,
     with_logprobs: bool = False,
 ) -> Drawn:
     """Draw a token per row of logits [R, V], of any floating dtype, by parameters that are on the device.
 
     packed: int64, of `pack_rows` for R rows. num_slots: at least the number of rows with adjustments. truncates:
     whether any row has top-k, top-p or min-p. token_ids: int64 [V], the id of each column. allowed: int32
-    [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column c may be drawn; None: all may. first_id: the id
-    of the first column of a shard of the vocabulary.
+    [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column c may be drawn; None: all may.
     """
     ops = torch.ops.paceline
     logits = _dense(logits)
     bests, adjusted, counts, masses, sums = ops.sample_score(
-        logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, first_id
+        logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, 0
     )
     if truncates:
-        assert first_id == 0, "top-k, top-p and min-p need the whole vocabulary"
         peaks = ops.sample_histogram(logits, packed, allowed, adjusted, bests, counts, masses)
         cuts = ops.sample_cut(logits, packed, allowed, adjusted, counts, masses, peaks)
         bests = ops.sample_draw(logits, packed, allowed, token_ids, adjusted, bests, peaks, cuts)
     tokens, logprobs = ops.sample_reduce(bests, logits, token_ids, sums)
-    return Drawn(tokens, bests, logprobs if with_logprobs else None)
+    return Drawn(tokens, logprobs if with_logprobs else None)
+
+
+def best_of_shard(logits: Tensor, packed: Tensor, *, num_slots: int, first_id: int) -> Tensor:
+    """What `tokens_of_shards` compares, int64 [R], of a shard of the vocabulary; no row truncates.
+
+    first_id: of column 0. Others as for `draw_packed`.
+    """
+    bests = torch.ops.paceline.sample_score(_dense(logits), packed, None, None, num_slots, False, False, first_id)[0]
+    best: Tensor = bests.amax(dim=1)
+    return best
 
 
 def likeliest_packed(
@@ -125,42 +131,43 @@ def _dense(logits: Tensor) -> Tensor:
 
 
 def tokens_of_shards(best_keys: Tensor) -> Tensor:
-    """Tokens, int64 [R], from the `best_keys` of all shards side by side, int64 [R, parts]; lowest id of equals."""
-    tokens: Tensor = torch.ops.paceline.sample_reduce(best_keys, best_keys, None, None)[0]
+    """Tokens, int64 [R], from the `best_of_shard` of all shards, int64 [shards, R]; lowest id of equals."""
+    tokens: Tensor = torch.ops.paceline.sample_reduce(best_keys.t(), best_keys, None, None)[0]
     return tokens
 
 
-def walk_trees(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, max_nodes: int) -> Tensor:
+def walk_trees(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, walked: Tensor) -> None:
     """`verification.walk_tree` of T trees in one launch.
 
     drawn: int64 [N + T], the tokens at the root and the nodes of each tree, trees one after the other. tokens, parents:
-    int32 [N]. offsets: int32 [T + 1], where the nodes of each tree begin. max_nodes: no tree has more. Returns int64
-    [T, 2 + max_nodes]: the number of accepted nodes, the next token, the nodes, and -1 up to the end.
+    int32 [N]. offsets: int32 [T + 1], where the nodes of each tree begin, then NO_TREE for trees of padding, which have
+    no row of `drawn`. walked: int64 [T, 2 + nodes], filled with the number of accepted nodes, the next token, the
+    nodes, and -1 up to the end. No tree may have more nodes.
     """
-    walked: Tensor = torch.ops.paceline.walk_trees(drawn, tokens, parents, offsets, max_nodes)
-    return walked
+    torch.ops.paceline.walk_trees(drawn, tokens, parents, offsets, walked)
 
 
-def _num_tiles(width: int) -> int:
+def num_tiles(width: int) -> int:
     return -(-width // TILE)
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def _launch(kernel: str, grid: tuple[int, ...], *arguments: Any, num_warps: int = 8, **constants: Any) -> None:
+def launch_kernel(kernel: str, grid: tuple[int, ...], *arguments: Any, num_warps: int = 8, **constants: Any) -> None:
     # Imported late: machines without a GPU may have no triton.
-    from actors.sampling import triton_kernels
+    from actors.sampling import successor_kernels, triton_kernels
 
-    getattr(triton_kernels, kernel)[grid](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=False)
+    home = triton_kernels if hasattr(triton_kernels, kernel) else successor_kernels
+    getattr(home, kernel)[grid](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=False)
 
 
 def _score_outputs(
     logits: Tensor, num_slots: int, truncates: bool, with_logprobs: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     num_rows, width = logits.shape
-    tiles, num_bins = _num_tiles(width), NUM_BINS if truncates else 0
+    tiles, num_bins = num_tiles(width), NUM_BINS if truncates else 0
     return (
         logits.new_empty(num_rows, tiles, dtype=torch.int64),
         logits.new_empty(num_slots, width, dtype=torch.float32),
@@ -182,9 +189,9 @@ def _score(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     bests, adjusted, counts, masses, sums = outputs = _score_outputs(logits, num_slots, truncates, with_logprobs)
     num_rows, width = logits.shape
-    _launch(
+    launch_kernel(
         "score_kernel",
-        (_num_tiles(width), num_rows),
+        (num_tiles(width), num_rows),
         logits, logits.stride(0), packed, allowed, token_ids, adjusted, counts, masses, bests, sums,
         num_rows, width, first_id,
         HAS_IDS=token_ids is not None, HAS_MASK=allowed is not None, HAS_BINS=truncates, HAS_SUMS=with_logprobs,
@@ -208,11 +215,11 @@ def _histogram(
 ) -> Tensor:
     num_rows, width = logits.shape
     peaks = logits.new_empty(num_rows, dtype=torch.float32)
-    _launch(
+    launch_kernel(
         "histogram_kernel",
-        (_num_tiles(width), num_rows),
+        (num_tiles(width), num_rows),
         logits, logits.stride(0), packed, allowed, adjusted, bests, counts, masses, peaks, width,
-        HAS_MASK=allowed is not None, TILES=_power_of_two(_num_tiles(width)), BLOCK=TILE,
+        HAS_MASK=allowed is not None, TILES=power_of_two(num_tiles(width)), BLOCK=TILE,
     )  # fmt: skip
     return peaks
 
@@ -233,7 +240,7 @@ def _cut(
     num_rows, width = logits.shape
     cuts = logits.new_empty(num_rows, dtype=torch.int64)
     kept_aside = logits.new_empty(num_rows, MAX_CANDIDATES, dtype=torch.int64)
-    _launch(
+    launch_kernel(
         "cut_kernel",
         (num_rows,),
         logits, logits.stride(0), packed, allowed, adjusted, counts, masses, peaks, kept_aside, cuts, width,
@@ -258,9 +265,9 @@ def _draw(
 ) -> Tensor:
     num_rows, width = logits.shape
     drawn = torch.empty_like(bests)
-    _launch(
+    launch_kernel(
         "draw_kernel",
-        (_num_tiles(width), num_rows),
+        (num_tiles(width), num_rows),
         logits, logits.stride(0), packed, allowed, token_ids, adjusted, bests, peaks, cuts, drawn, width,
         HAS_IDS=token_ids is not None, HAS_MASK=allowed is not None, BLOCK=TILE,
     )  # fmt: skip
@@ -281,9 +288,9 @@ def _sums(
 ) -> Tensor:
     num_rows, width = logits.shape
     sums = logits.new_empty(num_rows, width, dtype=torch.float32)
-    _launch(
+    launch_kernel(
         "sums_kernel",
-        (_num_tiles(width), num_rows),
+        (num_tiles(width), num_rows),
         logits, logits.stride(0), packed, None, token_ids, adjusted, peaks, cuts, sums, width,
         HAS_IDS=token_ids is not None, HAS_MASK=False, HAS_CUTS=cuts is not None, BLOCK=TILE,
     )  # fmt: skip
@@ -299,11 +306,12 @@ def _reduce(bests: Tensor, logits: Tensor, token_ids: Tensor | None, sums: Tenso
     has_sums = sums is not None and len(sums) > 0
     tokens = bests.new_empty(num_rows)
     logprobs = bests.new_empty(num_rows if has_sums else 0, dtype=torch.float32)
-    _launch(
+    launch_kernel(
         "reduce_kernel",
         (num_rows,),
-        bests, logits, logits.stride(0), token_ids, sums, tokens, logprobs, num_parts,
-        HAS_IDS=token_ids is not None, HAS_SUMS=has_sums, PARTS=_power_of_two(num_parts), num_warps=1,
+        bests, bests.stride(0), bests.stride(1), logits, logits.stride(0), token_ids, sums, tokens, logprobs,
+        num_parts,
+        HAS_IDS=token_ids is not None, HAS_SUMS=has_sums, PARTS=power_of_two(num_parts), num_warps=1,
     )  # fmt: skip
     return tokens, logprobs
 
@@ -313,24 +321,19 @@ def _fake_reduce(bests, logits, token_ids, sums):  # type: ignore[no-untyped-def
     return bests.new_empty(len(bests)), bests.new_empty(num_logprobs, dtype=torch.float32)
 
 
-def _walk(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, max_nodes: int) -> Tensor:
-    walked = drawn.new_empty(len(offsets) - 1, 2 + max_nodes)
-    _launch(
+def _walk(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, walked: Tensor) -> None:
+    max_nodes = walked.shape[1] - 2
+    launch_kernel(
         "walk_kernel",
         (len(offsets) - 1,),
-        drawn, tokens, parents, offsets, walked, max_nodes, NODES=_power_of_two(max_nodes), num_warps=1,
+        drawn, tokens, parents, offsets, walked, max_nodes, NODES=power_of_two(max_nodes), num_warps=1,
     )  # fmt: skip
-    return walked
-
-
-def _fake_walk(drawn, tokens, parents, offsets, max_nodes):  # type: ignore[no-untyped-def]
-    return drawn.new_empty(len(offsets) - 1, 2 + max_nodes)
 
 
 _library = torch.library.Library("paceline", "FRAGMENT")
 
 
-def _register(name: str, function: Callable, fake: Callable, mutated: tuple[str, ...] = ()) -> None:
+def register_operator(name: str, function: Callable, fake: Callable, mutated: tuple[str, ...] = ()) -> None:
     """By hand, because `torch.library.custom_op` costs some more microseconds a call."""
     _library.define(name + torch.library.infer_schema(function, mutates_args=mutated))
     _library.impl(name, function, "CUDA")
@@ -338,10 +341,10 @@ def _register(name: str, function: Callable, fake: Callable, mutated: tuple[str,
     torch.library.register_fake(f"paceline::{name}", fake, lib=_library)
 
 
-_register("sample_score", _score, _fake_score)
-_register("sample_histogram", _histogram, _fake_histogram, ("counts", "masses"))
-_register("sample_cut", _cut, _fake_cut)
-_register("sample_draw", _draw, _fake_draw)
-_register("sample_sums", _sums, _fake_sums)
-_register("sample_reduce", _reduce, _fake_reduce)
-_register("walk_trees", _walk, _fake_walk)
+register_operator("sample_score", _score, _fake_score)
+register_operator("sample_histogram", _histogram, _fake_histogram, ("counts", "masses"))
+register_operator("sample_cut", _cut, _fake_cut)
+register_operator("sample_draw", _draw, _fake_draw)
+register_operator("sample_sums", _sums, _fake_sums)
+register_operator("sample_reduce", _reduce, _fake_reduce)
+register_operator("walk_trees", _walk, lambda *_: None, ("walked",))

@@ -27,6 +27,7 @@ ENTRY = np.dtype([("column", "<i4"), ("divisor", "<f4"), ("subtrahend", "<f4"), 
 IS_HOT, TRUNCATES = 1, 2  # flags
 
 NUM_BINS = 2048  # of a row's histogram over the distance from the best score
+_FIRST_SLOTS, _FIRST_ENTRIES = 8, 1024
 MAX_CANDIDATES = 4096  # columns of one bin that are kept aside; with more the whole row is read again
 
 
@@ -44,12 +45,16 @@ def pack_sampling(
     """num_rows: rows with padding. token_ids: as for `columns_of`."""
     num_entries, num_slots = len(rows.tokens), int(np.count_nonzero(np.diff(rows.offsets)))
     columns = columns_of(rows.tokens, num_columns, token_ids) if num_entries else None
-    words = pack_rows(rows, columns, num_rows, _power_of_two(num_entries))
-    return PackedSampling(words, _power_of_two(num_slots), bool(rows.truncates.any()))
+    words = pack_rows(rows, columns, num_rows, _tier(num_entries, _FIRST_ENTRIES))
+    return PackedSampling(words, min(num_rows, _tier(num_slots, _FIRST_SLOTS)), bool(rows.truncates.any()))
 
 
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length() if count else 0
+def _tier(count: int, first: int) -> int:
+    """The least of 0, `first`, 4 * `first`, 16 * `first`, ... that is not below."""
+    tier = first if count else 0
+    while tier < count:
+        tier *= 4
+    return tier
 
 
 def word_of(field: str) -> int:

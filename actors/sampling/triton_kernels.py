@@ -494,6 +494,8 @@ def sums_kernel(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["num_parts"])
 def reduce_kernel(  # type: ignore[no-untyped-def]
     bests,  # int64 [R, parts]: order keys of tiles, or of shards of the vocabulary
+    row_stride,  # of `bests`
+    part_stride,
     logits,
     stride,
     token_ids,
@@ -509,7 +511,7 @@ def reduce_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     parts = tl.arange(0, PARTS)
     is_part = parts < num_parts
-    best = tl.max(tl.load(bests + row * num_parts + parts, mask=is_part, other=_LEAST))
+    best = tl.max(tl.load(bests + row * row_stride + parts * part_stride, mask=is_part, other=_LEAST))
     column = _column_of(best)
     if HAS_SUMS:
         highest = tl.load(sums + (row * num_parts + parts) * 2, mask=is_part, other=-_INFINITY)
@@ -529,7 +531,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
     drawn,  # int64 [rows]: the target's tokens; the root and then the nodes of each tree
     tokens,  # int32 [nodes], trees one after the other
     parents,  # int32 [nodes], within the tree
-    offsets,  # int32 [trees + 1]: nodes of tree t are offsets[t] .. offsets[t + 1] - 1
+    offsets,  # int32 [trees + 1]: nodes of tree t are offsets[t] .. offsets[t + 1] - 1; negative: no tree
     walked,  # int64 [trees, 2 + width], written: number of accepted nodes, next token, the nodes, then -1
     width,
     NODES: tl.constexpr,  # a power of two; no tree has more
@@ -537,7 +539,9 @@ def walk_kernel(  # type: ignore[no-untyped-def]
     """`verification.walk_tree` of one tree."""
     tree = tl.program_id(0)
     begin = tl.load(offsets + tree)
-    count = tl.load(offsets + tree + 1) - begin
+    end = tl.load(offsets + tree + 1)
+    is_tree = (begin >= 0) & (end >= 0)
+    count = end - begin
     index = tl.arange(0, NODES)
     is_node = index < count
     token = tl.load(tokens + begin + index, mask=is_node, other=0)
@@ -547,7 +551,7 @@ def walk_kernel(  # type: ignore[no-untyped-def]
     tl.store(result + 2 + index, tl.full([NODES], -1, tl.int64), mask=index < width)
     tl.debug_barrier()
     length = 0
-    wanted = tl.load(rows)
+    wanted = tl.load(rows, mask=is_tree, other=0)
     child = _child(index, parent, token, -1, wanted, NODES)
     while child < NODES:
         tl.store(result + 2 + length, child.to(tl.int64))

@@ -2,10 +2,10 @@
 
 `python -m tests.gpu.launches [--json] [--attention triton_tree] [--compiled]`.
 
-A dispatch mode sees every operation that reaches a backend. One that makes a tensor on `meta` and is no view counts as
-a kernel; a copy between `meta` and the CPU as a copy, which the host waits for. The mode knows nothing of the engine.
-Two numbers of layers tell what a layer costs and what the rest does. A compiled part counts what torch's compiler
-launches for it on Hopper (`triton_codegen`).
+A dispatch mode sees every operation that reaches a backend. One that makes or fills a tensor on `meta` and is no view
+counts as a kernel; a copy between `meta` and the CPU as a copy, which the host waits for. The mode knows nothing of the
+engine. Two numbers of layers tell what a layer costs and what the rest does. A compiled part counts what torch's
+compiler launches for it on Hopper (`triton_codegen`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -23,7 +25,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 
 from actors.engine.compiled import opaque_attention
 from actors.engine.compiled.layers import compile_model
@@ -37,6 +39,8 @@ from tests.gpu.triton_codegen import launches_of
 
 RANKS = {"70B/8": 8}
 BLOCK = 16
+SUCCESSORS = 8  # as `auto` asks for
+_BLOCKS = 8192
 LAYERS = (2, 4)
 # Llama 8B, and the shard of a 70B that one of eight ranks has.
 SHAPES = {
@@ -44,7 +48,14 @@ SHAPES = {
     "70B/8": {"hidden_size": 8192, "intermediate_size": 3584, "num_attention_heads": 8, "num_key_value_heads": 1,
               "head_dim": 128},
 }  # fmt: skip
-_NOTHING = ("empty", "empty_strided", "new_empty", "_unsafe_view", "_reshape_alias")  # no kernel, though no view either
+_NOTHING = (
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "new_empty",
+    "_unsafe_view",
+    "_reshape_alias",
+)  # no kernel, though no view either
 
 
 class Counting(TorchDispatchMode):
@@ -93,7 +104,8 @@ class Counting(TorchDispatchMode):
                 return made
         made = func(*args, **kwargs)
         on_meta = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
-        if on_meta and not func.is_view and name not in _NOTHING:
+        writes = is_on_meta and func._schema.is_mutable and not func._schema.returns
+        if (on_meta or writes) and not func.is_view and name not in _NOTHING:
             self.launched([name])
         return made
 
@@ -144,18 +156,24 @@ def as_compiled(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[...,
     return run
 
 
-def engine_of(
-    shape: str, layers: int, num_blocks: int, attention: AttentionBackend = "padded", compiled: bool = False
-) -> TargetEngine:
+def model_of(shape: str, layers: int) -> PreTrainedModel:
     config = LlamaConfig(
         vocab_size=128_256, num_hidden_layers=layers, max_position_embeddings=131_072, rope_theta=500_000.0,
         dtype="bfloat16", **SHAPES[shape],
     )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if shape in RANKS:
+        as_rank(model, RANKS[shape])
+    return model
+
+
+@lru_cache(maxsize=16)
+def engine_of(shape: str, layers: int, attention: AttentionBackend = "padded", compiled: bool = False) -> TargetEngine:
+    """An engine without sequences, which one that is given back is again."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        if shape in RANKS:
-            as_rank(model, RANKS[shape])
-    engine = TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK, attention=attention))
+        model = model_of(shape, layers)
+    options = EngineOptions(_BLOCKS, BLOCK, attention=attention, is_eager=not compiled)
+    engine = TargetEngine(model.eval(), options)
     if compiled:
         with torch.inference_mode():
             compile_model(engine.model, as_compiled)
@@ -177,12 +195,27 @@ def as_rank(model: Any, ranks: int) -> None:
     )
 
 
+def unpatched(shape: str, layers: int, rows: int = 8, context: int = 64) -> Counting:
+    """A forward of the model as transformers has it, with torch's attention and a cache."""
+    with torch.device("meta"):
+        model = model_of(shape, layers).eval()
+        cache = DynamicCache(config=model.config)
+        ids, positions = torch.zeros(1, rows, dtype=torch.int64), torch.arange(rows)[None] + context
+        past = torch.zeros(1, context, dtype=torch.int64)
+    with torch.inference_mode():
+        model(past, past_key_values=cache)
+        with counted() as mode:
+            model(ids, position_ids=positions, past_key_values=cache)
+    return mode
+
+
 def round_of(
     shape: str, layers: int, *, sequences: int, nodes: int, sampled: bool, context: int = 64,
-    attention: AttentionBackend = "padded", compiled: bool = False,
+    attention: AttentionBackend = "padded", compiled: bool = False, successors: int = SUCCESSORS, accepts: bool = True,
 ) -> Counting:  # fmt: skip
-    """What one decoding round costs, after a prefill and a round like it."""
-    engine = engine_of(shape, layers, sequences * (context // BLOCK + 4 + nodes // BLOCK), attention, compiled)
+    """What one decoding round costs, after a prefill and a round like it. accepts: whether nodes of the round before
+    are accepted, which are not next to each other in the cache."""
+    engine = engine_of(shape, layers, attention, compiled)
     params = [SamplingParams(seed, temperature=0.8, top_p=0.9) if sampled else SamplingParams(seed, temperature=0.0)
               for seed in range(sequences)]  # fmt: skip
     prompt = np.arange(context, dtype=np.int32)
@@ -192,45 +225,68 @@ def round_of(
         with counted():
             engine.verify(VerifyBatch(1, [VerifyItem(delta, context, tree_to_verify([], []), begin)]))
     tokens, parents = list(range(1, nodes + 1)), [(node - 1) // 2 if node else -1 for node in range(nodes)]
-    length = context
-    for number in range(2):
+    path = _rightmost(parents) if accepts else []
+    known, length = context, context + 1
+    for number in range(3):
         items = []
         for index in range(sequences):
-            delta = SequenceDelta(index + 1, length, np.zeros(1, np.int32))
+            delta = SequenceDelta(index + 1, known, np.zeros(length - known, np.int32))
+            if number:
+                delta.token_ids[:-1] = [tokens[node] for node in path]
             items.append(VerifyItem(delta, 1, tree_to_verify(tokens, parents), None))
-        length += 1
+        known, length = length, length + len(path) + 1
         with counted() as mode:
-            result = engine.verify(VerifyBatch(number + 2, items))
-        assert len(result.verdicts) == sequences, result
+            result = engine.verify(VerifyBatch(number + 2, items, num_successors=successors))
+        assert [verdict.rows for verdict in result.verdicts] == [1 + nodes] * sequences, result
+    engine.verify(VerifyBatch(0, [], [index + 1 for index in range(sequences)]))
     return mode
 
 
+def _rightmost(parents: list[int]) -> list[int]:
+    """The path to the last node."""
+    path = [len(parents) - 1] if parents else []
+    while path and parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+CASES = list(product(SHAPES, (1, 8, 32), (False, True), (7, 31)))  # shape, sequences, sampled, nodes
+
+
+def row_of(shape: str, sequences: int, sampled: bool, nodes: int, **case: Any) -> dict[str, Any]:
+    """A row of the table. case: as for `round_of`."""
+    few, many = (
+        round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled, **case).counts for layers in LAYERS
+    )
+    added = LAYERS[1] - LAYERS[0]
+    a_layer = (many["kernels"] - few["kernels"]) / added
+    return {
+        "shape": shape, "sequences": sequences, "sampled": sampled, "nodes": nodes,
+        "kernels a layer": a_layer, "unpatched": unpatched_layer(shape),
+        "kernels outside": few["kernels"] - LAYERS[0] * a_layer,
+        "copies up": few["copies up"], "copies back": few["copies back"], "waits": few["waits"],
+        "copies a layer": sum(many[name] - few[name] for name in ("copies up", "copies back", "waits")) / added,
+    }  # fmt: skip
+
+
+@lru_cache
+def unpatched_layer(shape: str) -> float:
+    """Kernels a layer of the model as transformers has it."""
+    few, many = (unpatched(shape, layers).counts["kernels"] for layers in LAYERS)
+    return (many - few) / (LAYERS[1] - LAYERS[0])
+
+
 def table(attention: AttentionBackend, context: int, compiled: bool = False) -> list[dict[str, Any]]:
-    rows = []
-    for shape in SHAPES:
-        for sequences in (1, 8, 32):
-            for sampled in (False, True):
-                for nodes in (7, 31):
-                    few, many = (round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled,
-                                          context=context, attention=attention, compiled=compiled).counts
-                                 for layers in LAYERS)  # fmt: skip
-                    a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
-                    rows.append({
-                        "shape": shape, "sequences": sequences, "sampled": sampled, "nodes": nodes,
-                        "kernels a layer": a_layer, "kernels outside": few["kernels"] - LAYERS[0] * a_layer,
-                        "copies up": few["copies up"], "copies back": few["copies back"], "waits": few["waits"],
-                        "copies a layer": (many["copies up"] - few["copies up"]) / (LAYERS[1] - LAYERS[0]),
-                    })  # fmt: skip
-    return rows
+    return [row_of(*case, context=context, attention=attention, compiled=compiled) for case in CASES]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--attention", choices=get_args(AttentionBackend), default="padded")
     parser.add_argument("--context", type=int, default=64, help="tokens of each sequence")
     parser.add_argument("--compiled", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     rows = table(given.attention, given.context, given.compiled)
     if given.json:
         print(json.dumps(rows, indent=1))

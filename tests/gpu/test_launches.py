@@ -1,51 +1,102 @@
-"""What a round asks of a device stays within what it asks today; see `launches`."""
+"""What a round asks of a device stays within its limits; see `launches`.
+
+Rounds accept nodes, which are moved in the cache, and are asked for successors, as by `auto`.
+"""
+
+import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from actors.engine.device_rounds import DeviceRounds
+from actors.engine.model_runner import ModelRunner
 from actors.engine.rank_group import leave_group
-from tests.gpu.launches import LAYERS, counted, engine_of, round_of
+from tests.gpu import launches
+from tests.gpu.launches import CASES, LAYERS, SHAPES, counted, engine_of, round_of, row_of
 
-ONE_COPY_EACH_WAY = {"copies up": 1, "copies back": 1, "waits": 0}
+ONE_COPY_EACH_WAY = {"copies up": 1, "copies back": 1, "waits": 0, "copies a layer": 0}
+MOST_OUTSIDE = 20
+MOST_IN_A_COMPILED_LAYER = {"8B": 12, "70B/8": 14}  # two of a rank add up over the ranks
+ON_DEVICE = {"context": 2048, "attention": "triton_tree"}
 
-
-def cost(sequences: int, *, shape: str = "8B", sampled: bool = False, nodes: int = 7, **case):
-    few, many = (
-        round_of(shape, layers, sequences=sequences, nodes=nodes, sampled=sampled, **case).counts for layers in LAYERS
-    )
-    a_layer = (many["kernels"] - few["kernels"]) / (LAYERS[1] - LAYERS[0])
-    return a_layer, few["kernels"] - LAYERS[0] * a_layer, few
-
-
-def test_kernels_of_a_layer():
-    assert cost(1)[0] <= 42
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed; its wheels are for Linux"
+)
 
 
-def test_a_round_asks_for_the_same_whatever_the_number_of_sequences():
-    few, many = cost(8, sampled=True), cost(32, sampled=True)
-    assert few == many
-    assert few[0] <= 46
-    assert few[1] <= 28
+@pytest.fixture(scope="module", autouse=True)
+def no_group_stays():
+    yield
+    engine_of.cache_clear()
+    leave_group()
 
 
-@pytest.mark.parametrize(("context", "launches"), [(64, 1), (2048, 2)])
-def test_attention_of_a_layer_is_one_launch_and_one_more_for_splits_whatever_the_number_of_sequences(context, launches):
-    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+def check(row: dict) -> None:
+    """Raises AssertionError where a limit is exceeded."""
+    most = MOST_IN_A_COMPILED_LAYER[row["shape"]] if row["compiled"] else row["unpatched"] + 4
+    assert row["kernels a layer"] <= most
+    assert row["kernels outside"] <= MOST_OUTSIDE
+    assert {name: row[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
+
+
+@needs_triton
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("shape", "sequences", "sampled", "nodes"), CASES)
+def test_launches_and_copies_of_a_round_are_within_their_limits(shape, sequences, sampled, nodes, compiled):
+    row = row_of(shape, sequences, sampled, nodes, compiled=compiled, **ON_DEVICE)
+    check(row | {"compiled": compiled})
+    assert row["kernels a layer"] >= 10
+
+
+@needs_triton
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_round_asks_for_the_same_whatever_it_holds(shape, sampled, compiled):
+    rows = [row_of(shape, *size, compiled=compiled, **ON_DEVICE) for size in ((1, sampled, 7), (32, sampled, 31))]
+    for row in rows:
+        del row["sequences"], row["nodes"]
+    assert rows[0] == rows[1]
+
+
+@needs_triton
+@pytest.mark.parametrize(("context", "number"), [(64, 1), (2048, 2)])
+def test_attention_of_a_layer_is_one_launch_and_one_more_for_splits(context, number):
     for sequences in (1, 8):
         case = {"sequences": sequences, "nodes": 7, "sampled": False, "context": context, "attention": "triton_tree"}
         few, many = (round_of("8B", layers, **case) for layers in LAYERS)
         kernels = many.kernels - few.kernels
         added = LAYERS[1] - LAYERS[0]
-        assert kernels["tree_attend"] + kernels["tree_combine"] == launches * added
+        assert kernels["tree_attend"] + kernels["tree_combine"] == number * added
         assert kernels["index_copy_"] == kernels["scaled_dot_product_attention"] == 0
-        assert kernels.total() <= (37 + launches) * added
-        assert {name: many.counts[name] for name in ("copies up", "copies back", "waits")} == ONE_COPY_EACH_WAY
+
+
+@needs_triton
+def test_accepted_nodes_are_moved_in_two_launches_for_all_layers_and_sequences():
+    case = {"sequences": 8, "nodes": 7, "sampled": False, **ON_DEVICE}
+    moving, still = (round_of("8B", 2, accepts=accepts, **case).kernels for accepts in (True, False))
+    assert moving - still == {"index_select": 1, "index_copy_": 1}
+
+
+@needs_triton
+@pytest.mark.parametrize(("shape", "number"), [("8B", 2), ("70B/8", 4)])
+def test_successors_are_two_launches_and_two_more_of_ranks(shape, number):
+    case = {"sequences": 8, "nodes": 7, "sampled": False, **ON_DEVICE}
+    asked, not_asked = (round_of(shape, 2, successors=count, **case).kernels for count in (8, 0))
+    assert (asked - not_asked).total() == number
+    assert asked["gather_columns"] == 0, "whole rows of logits"
+
+
+def test_on_the_host_a_layer_costs_as_many_kernels_whatever_the_number_of_sequences():
+    few, many = (row_of("8B", sequences, True, 7) for sequences in (8, 32))
+    assert few["kernels a layer"] == many["kernels a layer"] <= few["unpatched"] + 4
 
 
 def test_a_copy_and_a_kernel_more_are_seen():
-    engine = engine_of("8B", 2, 8)
+    engine = engine_of("8B", 2)
     with counted() as mode, torch.inference_mode():
         hidden = torch.from_numpy(np.zeros(4, np.float32)).to(engine.model.device)
         (hidden + 1).cpu()
@@ -53,48 +104,87 @@ def test_a_copy_and_a_kernel_more_are_seen():
     assert mode.counts == {"copies up": 1, "kernels": 2, "copies back": 1, "waits": 1}
 
 
-def test_outside_the_layers_a_round_costs_the_same_whatever_it_holds():
-    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
-    case = {"context": 2048, "attention": "triton_tree"}
-    for sampled, kernels in ((False, 24), (True, 27)):
-        for sequences, nodes in ((1, 7), (8, 31), (32, 7)):
-            _, outside, few = cost(sequences, sampled=sampled, nodes=nodes, **case)
-            assert outside <= kernels
-            assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
+def to_device(hidden):
+    return torch.zeros(1).to(hidden.device)
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_compiled_layers_are_twelve_launches_and_the_rest_of_a_round_is_as_many(sampled):
-    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
-    case = {"sampled": sampled, "context": 2048, "attention": "triton_tree", "compiled": True}
-    a_layer, outside, few = cost(8, **case)
-    assert a_layer <= 12
-    assert outside <= 12
-    assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
-    assert cost(1, nodes=31, **case)[:2] == (a_layer, outside)
+def to_host(hidden):
+    return hidden.flatten()[:1].cpu()
 
 
-@pytest.fixture
-def no_group_stays():
-    yield
-    leave_group()
+def wait(hidden):
+    return hidden.flatten()[0].item()
 
 
-@pytest.mark.usefixtures("no_group_stays")
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_compiled_layer_of_a_rank_is_fourteen_launches_of_which_two_add_up_over_the_ranks(sampled):
-    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
-    case = {"shape": "70B/8", "sampled": sampled, "context": 2048, "attention": "triton_tree", "compiled": True}
-    a_layer, outside, few = cost(8, **case)
-    assert a_layer <= 14
-    assert outside <= 16
-    assert {name: few[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
+def kernel(hidden):
+    return hidden + 1
 
 
-def test_a_kernel_more_in_a_compiled_layer_is_seen(monkeypatch):
-    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
-    case = {"sequences": 1, "nodes": 0, "sampled": False, "attention": "triton_tree", "compiled": True}
-    usual = round_of("8B", 2, **case).counts["kernels"]
+@needs_triton
+@pytest.mark.parametrize("plant", [to_device, to_host, wait], ids=lambda plant: plant.__name__)
+def test_a_copy_or_wait_more_in_a_round_exceeds_a_limit(monkeypatch, plant):
+    plain = DeviceRounds._launch
+
+    def planted(self, inputs, shape):
+        plant(inputs.token_ids)
+        return plain(self, inputs, shape)
+
+    monkeypatch.setattr(DeviceRounds, "_launch", planted)
+    row = row_of("8B", 1, False, 7, **ON_DEVICE)
+    with pytest.raises(AssertionError):
+        check(row | {"compiled": False})
+
+
+@needs_triton
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_kernels_more_in_a_round_exceed_the_limit(monkeypatch, compiled):
+    usual = row_of("70B/8", 1, True, 7, compiled=compiled, **ON_DEVICE)
+    plain = DeviceRounds._launch
+
+    def planted(self, inputs, shape):
+        for _ in range(MOST_OUTSIDE + 1 - int(usual["kernels outside"])):
+            kernel(inputs.token_ids)
+        return plain(self, inputs, shape)
+
+    monkeypatch.setattr(DeviceRounds, "_launch", planted)
+    row = row_of("70B/8", 1, True, 7, compiled=compiled, **ON_DEVICE)
+    with pytest.raises(AssertionError):
+        check(row | {"compiled": compiled})
+    assert row["kernels a layer"] == usual["kernels a layer"]
+
+
+@needs_triton
+def test_a_copy_for_each_layer_is_seen(monkeypatch):
+    plain = ModelRunner._run
+
+    def planted(self, *arguments):
+        for _ in self.model.model.layers:
+            to_device(arguments[0])
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(ModelRunner, "_run", planted)
+    row = row_of("8B", 1, False, 7, **ON_DEVICE)
+    assert row["copies a layer"] == 1
+
+
+@needs_triton
+def test_a_kernel_more_in_a_compiled_layer_exceeds_the_limit(monkeypatch):
     plain = LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: plain(self, x.sort(dim=-1).values))
-    assert round_of("8B", 2, **case).counts["kernels"] >= usual + 2
+    engine_of.cache_clear()
+    row = row_of("8B", 1, False, 7, compiled=True, **ON_DEVICE)
+    engine_of.cache_clear()
+    with pytest.raises(AssertionError):
+        check(row | {"compiled": True})
+
+
+@needs_triton
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_the_command_prints_the_table_as_json(capsys, monkeypatch, compiled):
+    assert len(CASES) == 24
+    monkeypatch.setattr(launches, "CASES", CASES[::13])  # all are checked above
+    launches.main(["--json", "--attention", "triton_tree", "--context", "2048", *["--compiled"] * compiled])
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["shape"], row["sequences"], row["sampled"], row["nodes"]) for row in rows] == CASES[::13]
+    for row in rows:
+        check(row | {"compiled": compiled})

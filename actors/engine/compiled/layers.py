@@ -47,11 +47,13 @@ def compile_model(model: PreTrainedModel, backend: Backend = inductor) -> None:
     """Compile a model in place, at its first calls. Embeddings and the output layer, a kernel each, stay as they are.
 
     The model must attend through `paged_attention`. Where a part cannot be traced or compiled, one line is logged and
-    everything runs as it was.
+    everything runs as it was. A model that is compiled already stays as it is.
     """
     name = type(model).__name__
     try:
         layers = decoder_layers(model)
+        if layers and all(map(_is_compiled, layers)):
+            return
         indices = [_layer_index(layer) for layer in layers]
     except ModelError as error:
         logger.warning("%s is not compiled: %s", name, error)
@@ -68,6 +70,11 @@ def compile_model(model: PreTrainedModel, backend: Backend = inductor) -> None:
         is_one_kernel = type(module).__module__.startswith("torch.")
         if not is_one_kernel and not isinstance(module, nn.Embedding) and "forward" not in vars(module):
             module.forward = partial(compiled(module).run, module)
+
+
+def _is_compiled(layer: nn.Module) -> bool:
+    forward = vars(layer).get("forward")
+    return isinstance(forward, partial) and forward.func is _layer_forward
 
 
 def _layer_index(layer: nn.Module) -> int:

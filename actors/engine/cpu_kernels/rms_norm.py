@@ -51,28 +51,33 @@ def replace_norms(model: nn.Module) -> None:
         return
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            eps = getattr(child, "variance_epsilon", getattr(child, "eps", None))
-            if type(child).__name__.endswith("RMSNorm") and isinstance(eps, float) and _is_replaceable(child):
+            eps = eps_of(child)
+            if eps is not None and child.weight.device.type == "cpu":
                 norm = RmsNorm(child.weight.detach(), eps)
-                if _agree(child, norm):
+                if agree(child, norm):
                     setattr(module, name, norm)
 
 
-def _is_replaceable(module: nn.Module) -> bool:
+def eps_of(module: nn.Module) -> float | None:
+    """None: not an RMS norm, or not one that can be replaced."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+        return None
     weights = list(module.parameters())
     if len(weights) != 1 or module._forward_hooks or module._forward_pre_hooks:
-        return False
+        return None
     weight = weights[0]
     is_plain = type(weight.data) is Tensor and weight is getattr(module, "weight", None)
-    return is_plain and weight.ndim == 1 and weight.device.type == "cpu" and weight.dtype in _TOLERANCES
+    return eps if is_plain and weight.ndim == 1 and weight.dtype in _TOLERANCES else None
 
 
-def _agree(module: nn.Module, norm: RmsNorm) -> bool:
-    dtype = norm.weight.dtype
+def agree(module: nn.Module, norm: nn.Module) -> bool:
+    """Whether both give the same outputs, but for rounding. norm: with the module's weight."""
+    dtype, device = norm.weight.dtype, norm.weight.device
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(1, _CHECKED_ROWS, len(norm.weight), generator=generator)
     inputs *= torch.logspace(-3, 3, _CHECKED_ROWS).unsqueeze(-1)  # small rows show eps
-    inputs = inputs.to(dtype)
+    inputs = inputs.to(device, dtype)
     expected, found = module(inputs), norm(inputs)
     if expected.shape != inputs.shape or expected.dtype != dtype:
         return False

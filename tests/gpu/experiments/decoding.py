@@ -30,9 +30,9 @@ class Decoding:
         self.prefill()
 
     def prefill(self) -> None:
-        """Until every sequence has one new token."""
+        """Until every sequence has one new token. Every prompt takes more than one round."""
         while min(map(len, self.texts)) == self.prompt_length:
-            each = max(1, _PREFILL_ROWS // len(self.texts))
+            each = max(1, min(_PREFILL_ROWS // len(self.texts), -(-self.prompt_length // 2)))
             self.round(0, rows=each)
 
     def tree(self, index: int, nodes: int) -> DraftTree:

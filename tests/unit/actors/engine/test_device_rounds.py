@@ -171,7 +171,7 @@ def test_launches_of_a_key_are_the_same_operations_on_the_same_places_in_all_rou
     engine = TargetEngine(model, EngineOptions(4096, 4, attention="triton_tree"))
     launched: list[tuple[Any, list[tuple[Any, ...]]]] = []
 
-    def record(inputs: Any, key: Any, launch: Any) -> Any:
+    def record(inputs: Any, key: Any, launch: Any, may_record: bool) -> Any:
         with Recorder() as recorder:
             result = launch()
         launched.append(((inputs.key, key), recorder.operations))

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from actors import build
-from actors.engine.gpu_memory import GpuMemory
+from actors.engine.gpu_memory import GpuMemory, GpuMeter
 from actors.engine.options import EngineOptions, RoundLimits
+from actors.engine.recorded_launches import MOST_RECORDED
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
@@ -22,13 +23,14 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("memory", "limit", "share", "left"),
     [
-        # total, free, weights, peak
+        # total, free, weights, peak, recorded
         ((80, 62, 16, 4), 0.9, 1.0, 72 - 18 - 4),  # 2 in use beside the weights
         ((80, 62, 16, 4), 0.5, 1.0, 40 - 18 - 4),
         ((80, 10, 60, 4), 0.9, 1.0, -2),
         ((80, 62, 16, 4), 0.9, 0.75, 54 - 17 - 4),
         ((80, 42, 16, 4), 0.9, 0.75, 54 - 17 - 4),  # others have taken theirs: the same
         ((80, 70, 2, 1), 0.9, 0.25, 18 - 3 - 1),
+        ((80, 62, 16, 4, 5), 0.9, 1.0, 72 - 18 - 4 - 5),  # recorded rounds keep memory of their own
     ],
 )
 def test_what_model_and_largest_round_leave_of_the_share(memory, limit, share, left):
@@ -71,12 +73,14 @@ class Meter:
     def start(self) -> None:
         self._rows.clear()
 
-    def read(self, kv_bytes: int) -> GpuMemory:
+    def read(self, kv_bytes: int, will_record: bool) -> GpuMemory:
         self.kv_bytes = kv_bytes
-        return GpuMemory(64 << 20, 60 << 20, 1 << 20, max(self._rows) << 10)
+        peak = max(self._rows) << 10
+        return GpuMemory(64 << 20, 60 << 20, 1 << 20, peak, peak if will_record else 0)
 
 
-def test_the_kv_cache_is_sized_after_the_largest_round_has_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_the_kv_cache_is_sized_after_the_largest_round_has_run(tmp_path, monkeypatch, enforce_eager):
     make_tiny_model("llama", layers=1, hidden_size=16, heads=2, kv_heads=2).save_pretrained(tmp_path)
     rows: list[int] = []
     meter = Meter(rows)
@@ -87,15 +91,33 @@ def test_the_kv_cache_is_sized_after_the_largest_round_has_run(tmp_path, monkeyp
         model.model.layers[0].register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
         return model
 
+    built: list[EngineOptions] = []
+
+    def target_engine(model, options: EngineOptions, **more: bool) -> TargetEngine:
+        built.append(options)
+        return TargetEngine(model, options, **more)
+
+    monkeypatch.setattr(build, "TargetEngine", target_engine)
     monkeypatch.setattr(build, "gpu_meter", lambda device: meter)
     monkeypatch.setattr(build, "load_model", load_model)
-    options = TargetOptions(device="cpu", block_size=16, max_model_len=64)
+    options = TargetOptions(device="cpu", block_size=16, max_model_len=64, enforce_eager=enforce_eager)
     engine = build.build_target_engine(ModelSource("t", "t", tmp_path), options, limits=RoundLimits(100, 4, 20))
     per_token = 2 * 16 * 4
     assert max(rows) >= 124
     assert meter.kv_bytes == largest_round_slots(RoundLimits(100, 4, 20), 64, 16) * per_token
-    left = int(0.9 * (64 << 20)) - (4 << 20) - (max(rows) << 10)
+    assert [options.is_eager for options in built] == [enforce_eager] * 2
+    left = int(0.9 * (64 << 20)) - (4 << 20) - (max(rows) << 10) * (1 if enforce_eager else 2)
     assert engine.pool.num_blocks == left // per_token // 16
+
+
+@pytest.mark.parametrize(("will_record", "recorded"), [(False, 0), (True, 300 + MOST_RECORDED * (4 << 20))])
+def test_recorded_rounds_get_as_much_as_the_largest_round_took_and_some_for_each(monkeypatch, will_record, recorded):
+    told = {"get_memory_info": (5000, 9000), "memory_allocated": 1000, "max_memory_allocated": 1700}
+    for name, value in told.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    memory = GpuMeter(torch.device("cuda")).read(400, will_record)
+    assert memory == GpuMemory(9000, 5000, 0, 300, recorded)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

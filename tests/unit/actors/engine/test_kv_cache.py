@@ -1,10 +1,17 @@
 """The cache's moves, against copies that are made one after the other."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.kv_cache import KvCache, LayerShape
+from actors.engine import model_runner
+from actors.engine.kv_cache import KvCache, LayerShape, check_device
+from actors.engine.options import EngineOptions
+from actors.engine.target_engine import TargetEngine
+from paceline_testing.tiny_models import make_tiny_model
 
 SLOTS = 24
 MOVES = st.lists(
@@ -41,3 +48,42 @@ def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
     cache.settle()
     for tensor, same in zip([tensor for pair in layers for tensor in pair], wanted, strict=True):
         assert torch.equal(tensor, same)
+
+
+def test_an_engine_whose_device_has_failed_for_good_says_so_when_it_is_cleared(monkeypatch):
+    asked = []
+
+    def synchronize(device):
+        asked.append(device)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    check_device(torch.device("cpu"))
+    assert not asked
+    engine = TargetEngine(make_tiny_model("llama"), EngineOptions(8, 4))
+    engine.clear()
+    engine._runner.device = torch.device("cuda", 0)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        engine.clear()
+    assert asked == [torch.device("cuda", 0)]
+
+
+@pytest.mark.parametrize(("device", "stays"), [("cuda", False), ("cpu", True)])
+def test_attention_of_cudnn_is_switched_off_on_cuda(monkeypatch, device, stays):
+    class Enough(Exception):
+        pass
+
+    def check_layers(*_):
+        raise Enough
+
+    config = SimpleNamespace(get_text_config=lambda: None)
+    model = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device(device))]), config=config)
+    monkeypatch.setattr(model_runner, "_check_layers", check_layers)
+    was = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        with pytest.raises(Enough):
+            model_runner.ModelRunner(model, 8, attention="padded")
+        assert torch.backends.cuda.cudnn_sdp_enabled() is stays
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was)

@@ -29,7 +29,7 @@ class Doubling:
         return lambda: result.mul_(2), result
 
 
-def test_the_first_time_launches_the_second_records_and_later_ones_replay():
+def test_the_third_time_records_and_later_ones_replay():
     recorder, launched = Doubling(), []
 
     def launch():
@@ -37,31 +37,34 @@ def test_the_first_time_launches_the_second_records_and_later_ones_replay():
         return torch.ones(1)
 
     launches = RecordedLaunches(recorder)
-    assert [launches.run("a", launch).item() for _ in range(4)] == [1.0, 2.0, 4.0, 8.0]
-    assert len(launched) == 2
+    assert [launches.run("a", launch).item() for _ in range(5)] == [1.0, 1.0, 2.0, 4.0, 8.0]
+    assert len(launched) == 3
     assert launches.run("b", launch).item() == 1.0
 
 
-def test_the_least_recently_used_make_room():
+def test_the_least_recently_used_make_room_and_count_as_new_afterwards():
     recorder = Doubling()
     launches = RecordedLaunches(recorder, most=2)
-    for key in ("a", "a", "b", "b", "a", "c", "c"):
-        launches.run(key, lambda: torch.ones(1))
-    assert len(recorder.recorded) == 3
-    launches.run("a", lambda: torch.ones(1))
-    assert len(recorder.recorded) == 3  # still there
-    launches.run("b", lambda: torch.ones(1))
-    assert len(recorder.recorded) == 4
+
+    def run(keys: str) -> int:
+        for key in keys:
+            launches.run(key, lambda: torch.ones(1))
+        return len(recorder.recorded)
+
+    assert run("aaabbbaccc") == 3
+    assert run("a") == 3  # still there
+    assert run("bb") == 3  # made room for c
+    assert run("b") == 4
 
 
 def test_after_a_failure_everything_is_launched_and_one_line_says_so(caplog):
     recorder = Doubling()
     launches = RecordedLaunches(recorder)
-    for _ in range(2):
+    for _ in range(3):
         launches.run("a", lambda: torch.ones(1))
     recorder.fails = True
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
+        for _ in range(4):
             for key in ("a", "b"):
                 result = launches.run(key, lambda: torch.ones(1))
         assert result.item() == 1.0
@@ -75,6 +78,25 @@ def torch_kernels(monkeypatch):
     """The CPU's own kernels are no operations of torch, so they cannot be recorded."""
     monkeypatch.setattr(model_runner, "replace_linears", lambda model: False)
     monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
+
+
+@pytest.mark.usefixtures("torch_kernels")
+@pytest.mark.parametrize("samples", [True, False])
+@pytest.mark.parametrize("are_recorded", [False, True])
+def test_a_prompt_longer_than_a_round_is_computed_in_parts(triton_device, are_recorded, samples):
+    """samples: False on the ranks of a group that say nothing."""
+    said = []
+    for attention in ("padded", "triton_tree"):
+        engine = engine_with(attention, triton_device)
+        engine._samples = samples
+        if attention == "triton_tree" and are_recorded:
+            engine._runner._launches = RecordedLaunches(OpGraphs())
+        rounds = Rounds(engine, 3, SAMPLINGS)
+        rounds.start(29)  # of which a round takes 8
+        said.append([rounds.step(2) for _ in range(8 if samples else 4)])
+    assert said[0] == said[1]
+    assert [emitted for ((_, emitted, _, _),) in said[0][:3]] == [-1] * 3
+    assert (said[0][3][0][1] >= 0) == samples
 
 
 @pytest.mark.usefixtures("torch_kernels")

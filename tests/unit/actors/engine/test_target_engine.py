@@ -118,6 +118,12 @@ def test_forwards_of_a_model_in_panels_are_not_padded():
     assert [runner.padded(rows) for rows in (1, 3, 77)] == [1, 3, 77]
 
 
+def test_inputs_on_a_device_are_padded_whatever_the_kernels_of_the_model():
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    runner = ModelRunner(make_tiny_model(), 64, attention="triton_tree")
+    assert runner.row_steps[:4] == [1, 2, 4, 8]
+
+
 def test_a_sequence_that_a_batch_names_twice_is_computed_once(next_token):
     engine = target()
     result = verify(engine, item(1, 0, PROMPT), item(1, 0, PROMPT[::-1].copy()), item(2, 0, PROMPT))

@@ -36,6 +36,15 @@ def test_times_of_forwards_up_to_what_the_engine_has_room_for(num_blocks, rows):
     assert all(0.0 < seconds < 5.0 for _, seconds in profile)
 
 
+def test_the_largest_rows_come_first_and_often_enough_for_a_replay():
+    engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, True))
+    rows: list[int] = []
+    verify = engine.verify
+    engine.verify = lambda batch: (rows.append((result := verify(batch)).rows), result)[1]
+    warm_up(engine)
+    assert [count for count in rows[2:] if count] == [32] * 4 + [16] * 4 + [8] * 4 + [4] * 4 + [1] * 4
+
+
 def test_nothing_of_it_stays_in_the_engine():
     engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, True))
     warm_up(engine)

@@ -21,7 +21,15 @@ from torch import Tensor
 
 from actors.messages import SamplingParams
 from actors.sampling import device_sampling, noise, sampler
-from actors.sampling.device_sampling import draw, draw_packed, likeliest_packed, tokens_of_shards, walk_trees
+from actors.sampling.device_sampling import (
+    NO_TREE,
+    best_of_shard,
+    draw,
+    draw_packed,
+    likeliest_packed,
+    tokens_of_shards,
+    walk_trees,
+)
 from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows, pack_sampling
 from actors.sampling.processors import columns_of, process_logits
 from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
@@ -303,9 +311,8 @@ def test_any_split_of_the_vocabulary_draws_the_same_tokens(
     packed = put(pack_rows(rows))
     keys = []
     for first, end in zip([0, *cuts], [*cuts, 700], strict=True):
-        shard = draw_packed(put(logits)[:, first:end], packed, num_slots=0, truncates=False, first_id=first)
-        keys.append(shard.best_keys)
-    assert tokens_of_shards(torch.cat(keys, dim=1)).tolist() == by_tensors(logits, rows).tolist()
+        keys.append(best_of_shard(put(logits)[:, first:end], packed, num_slots=0, first_id=first))
+    assert tokens_of_shards(torch.stack(keys)).tolist() == by_tensors(logits, rows).tolist()
 
 
 @st.composite
@@ -323,7 +330,12 @@ def test_trees_are_walked_as_on_the_cpu(forest: list[tuple[list[int], list[int]]
     drawn = np.array(data.draw(st.lists(st.integers(0, 3), min_size=num_rows, max_size=num_rows)), np.int64)
     tokens, parents = (np.array([x for tree in forest for x in tree[part]], np.int32) for part in (0, 1))
     offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
-    walked = walk_trees(*map(put, (drawn, tokens, parents, offsets)), max(*sizes, 1)).cpu().numpy()
+    padding = data.draw(st.integers(0, 4))  # trees, of which no rows are drawn
+    padded = np.append(offsets, np.full(padding, NO_TREE, np.int32))
+    result = put(np.full((len(forest) + padding, 2 + max(*sizes, 1)), 77))
+    walk_trees(*map(put, (drawn, tokens, parents, padded)), result)
+    walked = result.cpu().numpy()
+    assert (walked[len(forest) :, 2:] == -1).all()
     for index, (begin, end) in enumerate(pairwise(offsets.tolist())):
         path, following = walk_tree(drawn[begin + index :][: end - begin + 1], tokens[begin:end], parents[begin:end])
         assert walked[index, :2].tolist() == [len(path), following]
@@ -368,23 +380,27 @@ def test_operators_do_what_their_schemas_and_shapes_say() -> None:
     bests = checked(ops.sample_draw, logits, packed, None, ids, adjusted, bests, peaks, cuts)
     tokens, _ = checked(ops.sample_reduce, bests, logits, ids, sums)
     tree = [put(np.array(values, np.int32)) for values in ([4], [-1], [0, 1])]
-    checked(ops.walk_trees, tokens, *tree, 1)
+    checked(ops.walk_trees, tokens, *tree, put(np.zeros((1, 3), np.int64)))
 
 
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import triton
-from actors.sampling import triton_kernels
+from actors.sampling import successor_kernels, triton_kernels
 
 ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted="*fp32", counts="*i32", masses="*i64",
             token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64", drawn="*i64",
-            results="*i64", logprobs="*fp32", num_rows="i32", num_parts="i32", width="i32", first_id="i32")
+            row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32",
+            num_parts="i32", width="i32", first_id="i32")
 TREES = dict(drawn="*i64", tokens="*i32", parents="*i32", offsets="*i32", walked="*i64", width="i32")
-CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64)
+PARTS = dict(logits="*bf16", stride="i32", summaries="*i64", merged="*i64", width="i32", first_id="i32",
+             row_stride="i32", part_stride="i32", num_parts="i32")
+CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64,
+                 K=8, KEYS=8, IS_LAST=True)
 for name, types, warps in (("score", ROWS, 8), ("histogram", ROWS, 8), ("cut", ROWS, 16), ("draw", ROWS, 8),
-                           ("reduce", ROWS, 1), ("walk", TREES, 1)):
-    kernel = getattr(triton_kernels, name + "_kernel")
+                           ("reduce", ROWS, 1), ("walk", TREES, 1), ("summary", PARTS, 8), ("merge", PARTS, 4)):
+    kernel = vars(triton_kernels if types is not PARTS else successor_kernels)[name + "_kernel"]
     signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
     constants = {(kernel.arg_names.index(key),): value for key, value in CONSTANTS.items() if key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)

@@ -143,3 +143,13 @@ def test_a_part_that_cannot_be_traced_runs_as_it_was_and_one_line_says_so(caplog
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("actors")]
     assert len(lines) == 2  # the layer, which has such norms, and the last norm
     assert all("runs eagerly: it cannot be compiled" in line for line in lines)
+
+
+def test_a_model_that_is_compiled_already_stays_as_it_is(caplog):
+    model, backend = ready("llama"), Shared()
+    with caplog.at_level(logging.WARNING), torch.inference_mode():
+        compile_model(model, backend)
+        forwards = [layer.forward for layer in decoder_layers(model)]
+        compile_model(model, backend)
+    assert [layer.forward for layer in decoder_layers(model)] == forwards
+    assert not caplog.records

@@ -268,3 +268,5 @@ def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
     replica = application._bound_deployment._replica_config
     (demand,) = [demand for demand in cluster_demands(config) if demand.name == application._bound_deployment.name]
     assert list(demand.bundles) == replica.placement_group_bundles
+    assert demand.on_one_node
+    assert replica.placement_group_strategy == "STRICT_PACK"  # else ranks might meet over a network

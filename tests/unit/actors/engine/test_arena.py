@@ -1,0 +1,47 @@
+"""Arrays on their way to a device: the host's buffer is written only when the device has read it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from actors.engine import arena as arena_module
+from actors.engine.arena import Arena, Part
+
+
+class Queue:
+    """A device that reads the host's buffer as late as it may: when it is waited for."""
+
+    def __init__(self) -> None:
+        self.queued: list[np.ndarray] = []
+        self.read: list[list[int]] = []
+
+    def record(self) -> None:
+        self.queued.append(self.arena._host.numpy().view(np.int64))
+
+    def synchronize(self) -> None:
+        self.read += [words[:3].tolist() for words in self.queued]
+        self.queued.clear()
+
+
+def test_what_is_queued_is_read_before_the_next_is_written():
+    queue = Queue()
+    arena = queue.arena = Arena(torch.device("cpu"), queue)
+    for first in (1, 5, 7):
+        arena.send([Part(np.arange(first, first + 3), (3,))])
+    arena.send([Part(np.zeros(1 << 15, np.int64), (1 << 15,))])  # in a larger buffer
+    assert queue.read == [[1, 2, 3], [5, 6, 7], [7, 8, 9]]
+
+
+def test_a_layout_that_made_room_for_others_has_the_same_places_again(monkeypatch):
+    monkeypatch.setattr(arena_module, "_MOST_LAYOUTS", 4)
+    arena = Arena(torch.device("cpu"))
+
+    def places(size: int) -> list[int]:
+        return [tensor.data_ptr() for tensor in arena.send([Part(np.arange(size), (size,)), Part(np.arange(2), (2,))])]
+
+    first = places(3)
+    for size in range(4, 12):
+        places(size)
+    assert len(arena._layouts) == 4
+    assert places(3) == first
