@@ -7,6 +7,7 @@ import math
 import multiprocessing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from actors.engine import model_runner
+from actors.engine.attention.latent import latent_projection
 from actors.engine.compiled.layers import compile_model
 from actors.engine.compiled.merged_linears import LinearSlice
 from actors.engine.cpu_kernels.panel_linear import PanelLinear
@@ -26,6 +28,7 @@ from actors.models.collectives import all_reduce, gather_columns, use_symmetric_
 from actors.models.loader import load_model
 from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
 from actors.models.source import ModelSource
+from paceline_testing.forests import forest_of
 
 VOCAB = 197  # ranks have 99 and 98
 _EXPERTS = {"num_experts_per_tok": 2}
@@ -38,6 +41,11 @@ KINDS = {
     "mixtral": _EXPERTS | {"num_local_experts": 4},
     "qwen3_moe": _EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32},
     "deepseek_v3": _EXPERTS | {
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": None,
+    },
+    "deepseek_v2": _EXPERTS | {  # whose attention is divided, too
         "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
         "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 32, "n_shared_experts": 1,
         "first_k_dense_replace": 1, "num_key_value_heads": 4, "head_dim": None,
@@ -97,6 +105,15 @@ def run_rank(rank: int, directory: Path, ports, said) -> None:
             ModelRunner(model, 16)
             assert {type(module) for name, module in model.named_modules() if name.endswith("o_proj")} == {SummedRows}
             assert all(isinstance(module.linear, PanelLinear) for module in rows_of(model))
+        if kind.startswith("deepseek"):  # a rank caches whole latents, and absorbs the weights of its heads
+            batch = forest_of([(37, 0, [], 0)]).batch
+            wanted = AutoModelForCausalLM.from_pretrained(source.path)(torch.tensor(batch.token_ids[None])).logits[0]
+            runner = ModelRunner(load_model(source, tensor_parallel=2), 40)
+            assert runner.kv.num_bytes == 41 * 2 * (16 + 8) * 4
+            assert latent_projection(runner.model.model.layers[0].self_attn).key_factors.shape[0] == (
+                2 if kind == "deepseek_v2" else 4
+            )
+            torch.testing.assert_close(runner.forward(batch, np.arange(37)), wanted, atol=1e-4, rtol=0)
     leave_group()
 
 

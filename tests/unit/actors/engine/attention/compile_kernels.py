@@ -64,13 +64,15 @@ def main() -> None:
         "heads": 9, "kv_heads": 3, "head_dim": 256, "value_dim": 80, "rows_per_sequence": 64, "is_split": False,
         "window": 1024, "has_softcap": True, "has_sinks": True,
     }  # fmt: skip
+    deepseek = llama | {"heads": 128, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shares_values": True}
     for line in (
+        attend(90, torch.bfloat16, **deepseek),
         attend(90, torch.bfloat16, **llama),
         attend(80, torch.bfloat16, **everything),
         compiled(
             tree_kernels.combine_kernel,
             80,
-            combine_constants(heads=32, kv_heads=8, value_dim=128, num_splits=128, has_sinks=True),
+            combine_constants(heads=32, head_tiles=8, value_dim=128, num_splits=128, has_sinks=True),
             dict.fromkeys(("parts", "log_sums"), "*fp32")
             | dict.fromkeys(("output", "sinks"), "*bf16")
             | dict.fromkeys(("first_rows", "begins"), "*i32"),
