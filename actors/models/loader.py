@@ -219,8 +219,10 @@ def _load_model(
     try:
         with quiet_transformers(), contextlib.ExitStack() as reading:
             if quantization != "none":
+                from actors.models.quantization import check_device
                 from actors.models.quantized_loading import WhileLoading, read_by_tensor
 
+                check_device(quantization, torch.device(device))
                 options["quantization_config"] = WhileLoading(quantization, tensor_parallel, keep_head)
                 reading.enter_context(read_by_tensor())
             model = kind.from_pretrained(source.path, **options)

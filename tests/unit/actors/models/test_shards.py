@@ -56,6 +56,11 @@ KINDS = {
 }  # fmt: skip
 
 
+def quantizations(kind: str) -> tuple[str, ...]:
+    """fp8 rounds each rank's activations by a scale of their own, which changes the choice of experts."""
+    return ("none", "int8", *(["fp8"] if kind in ("llama", "phi3") else []))
+
+
 def save(kind: str, directory: Path) -> None:
     config = {
         "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
@@ -83,7 +88,7 @@ def run_rank(rank: int, directory: Path, ports, said) -> None:
     ids = torch.arange(3, 40)[None]
     for kind in KINDS:
         source = ModelSource(kind, kind, directory / kind)
-        for quantization in ("none", "int8"):
+        for quantization in quantizations(kind):
             model = load_model(source, tensor_parallel=2, quantization=quantization)
             head = model.get_output_embeddings()
             assert isinstance(head, VocabularyShard)
@@ -129,14 +134,15 @@ def test_two_ranks_without_wrappers_compute_what_the_unpatched_model_does(tmp_pa
     ranks = [context.Process(target=run_rank, args=(rank, tmp_path, ports, said)) for rank in range(2)]
     for process in ranks:
         process.start()
-    found = [said.get(timeout=120) for _ in range(2 * len(KINDS))]
+    found = [said.get(timeout=120) for kind in KINDS for _ in quantizations(kind)]
     for process in ranks:
         process.join(timeout=60)
     assert [process.exitcode for process in ranks] == [0, 0]
     assert {(kind, quantization) for kind, quantization, _ in found} == {
-        (kind, quantization) for kind in KINDS for quantization in ("none", "int8")
+        (kind, quantization) for kind in KINDS for quantization in quantizations(kind)
     }
-    assert max(difference for _, _, difference in found) < 3e-6, found
+    assert max(difference for _, quantization, difference in found if quantization != "fp8") < 3e-6, found
+    assert max(difference for _, quantization, difference in found if quantization == "fp8") < 0.2, found
 
 
 @pytest.fixture

@@ -184,12 +184,12 @@ def test_the_layers_are_one_compiled_graph(monkeypatch, caplog):
     torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", 1e-5), ("int4", 2.0**-7)])  # int4: in bfloat16
+@pytest.mark.parametrize(("quantization", "tolerance"), [("int8", 1e-5), ("int4", 2.0**-7), ("fp8", 0.1)])
 def test_quantized_weights_are_absorbed_too(quantization, tolerance):
     model = make("minicpm3", kv_lora_rank=32)
     for layer in model.model.layers:
         linear = layer.self_attn.kv_b_proj
-        layer.self_attn.kv_b_proj = quantize_linear(linear, torch.device("cpu"), in_int4=quantization == "int4")
+        layer.self_attn.kv_b_proj = quantize_linear(linear, torch.device("cpu"), quantization)
     attention = model.model.layers[0].self_attn
     latents, queries = torch.randn(1, 1, 9, 32).bfloat16().float(), torch.randn(9, 4, 24)
     rotated = torch.randn(1, 1, 9, ROTATED)
