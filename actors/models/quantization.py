@@ -1,12 +1,13 @@
 """Linear layers with weights in fp8, int8 or int4; what goes in and comes out keeps the model's dtype.
 
 int8: one scale an output. Activations are not cut to 8 bits. An engine on a CPU gives each layer the kernel that is
-fastest there (`engine.cpu_kernels.int8_products`); without one, weights are widened in every call.
+fastest there (`engine.cpu_kernels.int8_products`); on a GPU, `weight_products` has one for few rows. Without a kernel,
+weights are widened in every call.
 
 int4: a scale and a zero for every 32 weights of an output, multiplied in bfloat16 by torch's own kernel on CPU: time
-against packed weights 1.1 / 1.6 at 4 rows, 1.3 / 2.3 at 16. The output layer has int8, and so has a layer of a shape
-that the kernel does not take. Between near-equal tokens, rounding decides as in bfloat16 in any dtype: only
-`exact: bitwise` keeps batch and drafts out of it.
+against packed weights 1.1 / 1.6 at 4 rows, 1.3 / 2.3 at 16. On a GPU, as int8. The output layer has int8, and so has a
+layer of a shape that the kernel does not take. Between near-equal tokens, rounding decides as in bfloat16 in any dtype:
+only `exact: bitwise` keeps batch and drafts out of it.
 
 fp8: float8_e4m3fn with one scale an output; activations are rounded to it likewise, with a scale a row, and multiplied
 by `torch._scaled_mm`. That is for Hopper; a CPU computes the same slowly. The output layer has int8, and so has a layer
@@ -21,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from actors.errors import ModelError
+from actors.models.weight_products import GROUP, has_weight_kernel, weight_product, widened_int4, widened_int8
 from actors.options import Quantization
 
-_GROUP = 32  # weights that share an int4 scale
 _OUTPUTS = 16  # torch's int4 layout is made of so many at a time
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
@@ -38,8 +39,15 @@ Product = Callable[[Tensor], Tensor]
 class Int8Linear(nn.Module):
     """y = x W^T + b with W = weight * scales[:, None] rounded to the nearest of 255 steps an output."""
 
-    def __init__(self, linear: nn.Linear, device: torch.device, row_maxima: Tensor | None = None) -> None:
-        """row_maxima: float32 [out_features], the largest magnitudes of whole rows, of which the linear has a part."""
+    def __init__(
+        self,
+        linear: nn.Linear,
+        device: torch.device,
+        row_maxima: Tensor | None = None,
+        has_kernel: bool | None = None,
+    ) -> None:
+        """row_maxima: float32 [out_features], the largest magnitudes of whole rows, of which the linear has a part.
+        has_kernel: of `weight_products`; None: where the device has it."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         whole = linear.weight.detach().to(device)
@@ -52,6 +60,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight", weight)  # int8 [out_features, in_features]
         self.bias = _bias_on(linear, device)
         self.product: Product | None = None
+        self._has_kernel = has_weight_kernel(device) if has_kernel is None else has_kernel
 
     def take_product(self, make: Callable[[Tensor, Tensor], Product]) -> None:
         """Multiply by a kernel made of weight and scales from now on. It has its own copy of the weight."""
@@ -60,10 +69,12 @@ class Int8Linear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        if self.product is None:
-            weight = (self.weight * self.scales[:, None]).to(inputs.dtype)
-            return nn.functional.linear(inputs, weight, self.bias)
-        output = self.product(inputs.reshape(-1, self.in_features).float())
+        if self.product is not None:
+            output = self.product(inputs.reshape(-1, self.in_features).float())
+        elif self._has_kernel:
+            output = weight_product(inputs.reshape(-1, self.in_features), self.weight, self.scales)
+        else:
+            return nn.functional.linear(inputs, widened_int8(self.weight, self.scales, inputs.dtype), self.bias)
         if self.bias is not None:
             output += self.bias
         return output.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
@@ -131,10 +142,13 @@ def check_fp8(device: torch.device) -> None:
 class Int4Linear(nn.Module):
     """y = x W^T + b with W = (code - 8) * scale + zero, a code of 0 to 15 a weight, scale and zero a group of 32."""
 
-    def __init__(self, linear: nn.Linear, device: torch.device, has_kernel: bool) -> None:
+    def __init__(
+        self, linear: nn.Linear, device: torch.device, is_packed: bool, has_kernel: bool | None = None
+    ) -> None:
+        """is_packed: for torch's kernel on CPUs. has_kernel: see Int8Linear."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        whole = linear.weight.detach().to(device).view(self.out_features, -1, _GROUP)
+        whole = linear.weight.detach().to(device).view(self.out_features, -1, GROUP)
         codes = torch.empty(whole.shape, dtype=torch.uint8, device=device)
         scales = torch.empty((*whole.shape[:2], 1), dtype=torch.bfloat16, device=device)
         zeros = torch.empty_like(scales)
@@ -150,8 +164,9 @@ class Int4Linear(nn.Module):
         self.bias = _bias_on(linear, device)
         # bfloat16 [groups of an output, out_features, scale and zero], as torch's kernel wants them
         self.register_buffer("scales_and_zeros", torch.cat([scales, zeros], dim=2).transpose(0, 1).contiguous())
-        self._has_kernel = has_kernel
-        if has_kernel:
+        self._is_packed = is_packed
+        self._has_kernel = has_weight_kernel(device) if has_kernel is None else has_kernel
+        if is_packed:
             weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         else:
             pairs = codes.view(self.out_features, -1, 2)
@@ -160,20 +175,19 @@ class Int4Linear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        if not self._has_kernel:
-            return nn.functional.linear(inputs, self._widened().to(inputs.dtype), self.bias)
-        rows = inputs.reshape(-1, self.in_features).to(torch.bfloat16)
-        output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, _GROUP, self.scales_and_zeros)
-        output = output.to(inputs.dtype)
+        rows = inputs.reshape(-1, self.in_features)
+        if self._is_packed:
+            rows = rows.to(torch.bfloat16)
+            output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales_and_zeros)
+            output = output.to(inputs.dtype)
+        elif self._has_kernel:
+            output = weight_product(rows, self.weight, self.scales_and_zeros)
+        else:
+            wide = widened_int4(self.weight, self.scales_and_zeros).to(inputs.dtype)
+            return nn.functional.linear(inputs, wide, self.bias)
         if self.bias is not None:
             output += self.bias
         return output.view(*inputs.shape[:-1], self.out_features)
-
-    def _widened(self) -> Tensor:
-        """bfloat16 [out_features, in_features]"""
-        codes = torch.stack([self.weight >> 4, self.weight & 15], dim=2).view(self.out_features, -1, _GROUP)
-        scales, zeros = self.scales_and_zeros.transpose(0, 1).split(1, dim=2)
-        return ((codes.to(torch.bfloat16) - 8) * scales + zeros).view(self.out_features, self.in_features)
 
 
 def quantize_linears(model: nn.Module, quantization: Quantization, device: torch.device) -> None:
@@ -202,13 +216,13 @@ def quantize_linear(
 ) -> Int8Linear | Int4Linear | Fp8Linear:
     """A layer, or one rank's part of it, on `device`. row_maxima: see Int8Linear."""
     if kind == "int4":
-        return Int4Linear(linear, device, has_kernel=device.type == "cpu")
+        return Int4Linear(linear, device, is_packed=device.type == "cpu")
     return (Fp8Linear if kind == "fp8" else Int8Linear)(linear, device, row_maxima)
 
 
 def kind_of_layer(linear: nn.Linear, quantization: Quantization, is_head: bool) -> Quantization:
     """What a layer, or one rank's part of it, has: int8 where it is the output layer or does not fit."""
-    units = {"int4": (_GROUP, _OUTPUTS), "fp8": (_FP8_UNIT, _FP8_UNIT)}.get(quantization)
+    units = {"int4": (GROUP, _OUTPUTS), "fp8": (_FP8_UNIT, _FP8_UNIT)}.get(quantization)
     if units is None or is_head or linear.in_features % units[0] or linear.out_features % units[1]:
         return "int8"
     return quantization
@@ -225,7 +239,7 @@ def check_int4_shard(name: str, linear: nn.Linear, ranks: int, by_input: bool) -
 
     by_input: inputs are divided among the ranks (row-wise), not outputs (column-wise).
     """
-    count, unit = (linear.in_features, _GROUP) if by_input else (linear.out_features, _OUTPUTS)
+    count, unit = (linear.in_features, GROUP) if by_input else (linear.out_features, _OUTPUTS)
     if count % (unit * ranks):
         raise ModelError(
             f"quantization is 'int4' with tensor_parallel {ranks}; the {count} {'inputs' if by_input else 'outputs'} "

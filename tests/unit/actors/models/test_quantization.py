@@ -116,6 +116,29 @@ def test_rows_of_all_magnitudes_survive(product):
     assert distance(quantized(torch.cat([largest, -largest])), layer(torch.cat([largest, -largest]))) < 0.01
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (96, 48), (320, 80)])  # no multiples of a tile
+@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, is_packed=False)])
+def test_the_kernel_of_gpus_computes_what_the_widened_weights_do(triton_device, kind, inputs, outputs, dtype):
+    layer = linear(inputs, outputs, dtype=dtype)
+    bound = {torch.float32: 1e-2 if kind is not Int8Linear else 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}[dtype]
+    fast, widened = (kind(layer, triton_device, has_kernel=has_kernel) for has_kernel in (True, False))
+    for count in (1, 5, 40, 70, 257):  # the last are too many for it
+        given = rows(count, inputs, dtype).to(triton_device)
+        output = fast(given)
+        assert (output.dtype, output.shape) == (dtype, (1, count, outputs))
+        assert distance(output, widened(given)) < bound
+        if count == 5:
+            assert not torch.equal(output, fast(given.flip(1)))
+
+
+def test_the_kernel_of_gpus_can_be_traced(triton_device):
+    layer = Int8Linear(linear(64, 32), triton_device, has_kernel=True)
+    given = rows(5, 64)[0].to(triton_device)
+    arguments = (given, layer.weight, layer.scales)
+    torch.library.opcheck(torch.ops.paceline.weight_product.default, arguments, test_utils=("test_faketensor",))
+
+
 def test_fp8_rounds_weights_by_output_and_activations_by_row():
     layer = linear(64, 32, bias=False)
     layer.weight[3] = 0.0
@@ -156,8 +179,8 @@ def test_a_device_that_does_not_multiply_in_fp8_is_refused(monkeypatch, tmp_path
 
 def test_int4_takes_a_quarter_of_the_bytes_of_float16():
     layer = linear(512, 512, bias=False, dtype=torch.float16)
-    for has_kernel in (True, False):
-        held = sum(buffer.nbytes for buffer in Int4Linear(layer, CPU, has_kernel).buffers())
+    for is_packed in (True, False):
+        held = sum(buffer.nbytes for buffer in Int4Linear(layer, CPU, is_packed).buffers())
         assert held == layer.weight.nbytes * (4 + 2 * 16 / 32) / 16  # 4 bits, scale and zero of 16 for 32 of them
 
 
@@ -189,7 +212,7 @@ def test_a_reduced_draft_model_is_quantized_after_its_rows_were_taken(tmp_path):
     assert distance(logits, whole.model(ids).logits) < 0.05
 
 
-@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, has_kernel=False), Fp8Linear])
+@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, is_packed=False), Fp8Linear])
 @pytest.mark.parametrize("by_input", [True, False])
 def test_the_parts_of_ranks_are_slices_of_the_whole(kind, by_input):
     whole = linear(192, 96, bias=False)

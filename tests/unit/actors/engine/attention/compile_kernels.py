@@ -1,4 +1,4 @@
-"""Compiles the kernels of `triton_tree` for NVIDIA GPUs, without one; prints a JSON line for each.
+"""Compiles the kernels of attention and quantized products for NVIDIA GPUs, without one; prints a JSON line for each.
 
 A program of its own, because it must import Triton without its interpreter.
 """
@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from actors.engine.attention import tree_kernels
 from actors.engine.attention.triton_tree import attend_constants, combine_constants
+from actors.models.weight_kernels import product_constants, product_kernel
 
 NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 INT64, FLOAT32 = ("slots", "ancestors"), ("scale", "softcap")
@@ -55,6 +56,14 @@ def attend(capability: int, dtype: torch.dtype, **case: Any) -> dict[str, Any]:
     return {**compiled(tree_kernels.attend_kernel, capability, constants, types), "dtype": str(dtype), **case}
 
 
+def product(capability: int, group: int) -> dict[str, Any]:
+    types = {"inputs": "*bf16", "output": "*bf16", "weight": "*u8", "scales": "*bf16"}
+    if not group:
+        types |= {"weight": "*i8", "scales": "*fp32"}
+    constants = product_constants(64, 4096, 14336, group, torch.bfloat16)
+    return {**compiled(product_kernel, capability, constants, types), "group": group}
+
+
 def main() -> None:
     llama = {
         "heads": 32, "kv_heads": 8, "head_dim": 128, "value_dim": 128, "rows_per_sequence": 64, "is_split": True,
@@ -77,6 +86,8 @@ def main() -> None:
             | dict.fromkeys(("output", "sinks"), "*bf16")
             | dict.fromkeys(("first_rows", "begins"), "*i32"),
         ),
+        product(80, 0),
+        product(90, 32),
     ):
         print(json.dumps(line))
 
