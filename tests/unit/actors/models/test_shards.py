@@ -175,6 +175,7 @@ def test_layers_of_a_rank_are_traced_whole_with_merged_linears(lone_rank_of_two,
         ModelRunner(model, 16)
         compile_model(model, backend)
         ModelRunner(model, 16)  # which runs it once
+    torch._dynamo.reset()  # what was found to vary here would vary in other tests' graphs
     assert not caplog.records
     sums = [targets.count(torch.ops.paceline.all_reduce) for targets in graphs]
     assert sorted(sums)[-2:] == [1, 2]  # the embeddings, and one graph for both layers

@@ -178,6 +178,7 @@ def test_the_layers_are_one_compiled_graph(monkeypatch, caplog):
     compile_model(model, backend)
     with caplog.at_level(logging.WARNING):
         logits = runner.forward(forest.batch, np.array([8]))
+    torch._dynamo.reset()  # what was found to vary here would vary in other tests' graphs
     assert not caplog.records
     attends = [sum(node.target is torch.ops.paceline.attend for node in graph.graph.nodes) for graph in graphs]
     assert sorted(attends)[-2:] == [0, 1]

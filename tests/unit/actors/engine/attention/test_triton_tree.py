@@ -166,12 +166,10 @@ def test_values_that_are_columns_of_the_keys(triton_device, heads, dims, dtype, 
 
 
 def test_a_context_of_128_k(triton_device):
-    """A tree behind it: splits are many, and some block tables' places are beyond what 16 bits hold."""
+    """With a tree behind it: 129 splits of one row each."""
     known = 1 << 17
-    forest = forest_of([(known, known - 1, [-1, 0, -1], 0), (7, 6, [], 0)], block_size=64)
-    case = Case(forest, Scoring(0.5, None, None), triton_device, (1, 1), (8, 8))
-    case.check()
-    case.check(max_context=forest.num_slots, unsplit_rows=0)  # a single walk over all keys
+    forest = forest_of([(known, known - 1, [-1], 0)], block_size=64)
+    Case(forest, Scoring(0.5, None, None), triton_device, (1, 1), (8, 8)).check(max_context=forest.num_slots)
 
 
 def test_contexts_that_end_at_borders_of_blocks_and_splits(triton_device):
