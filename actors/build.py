@@ -14,6 +14,7 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
+from actors.engine.attention.latent import cache_latents
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
 from actors.engine.options import EngineOptions, RoundLimits
@@ -80,7 +81,7 @@ def build_target_engine(
     silence_unmapped_tokens(model, source)
     if ranks > 1 and device.startswith("cuda"):
         use_symmetric_memory(model.device, model.dtype)
-    bytes_per_token = kv_bytes_per_token(config, next(model.parameters()).dtype, ranks)
+    bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
     tokens = options.kv_cache_tokens
     if tokens is None:
         num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
@@ -123,7 +124,7 @@ def build_draft_engine(
     dtype = choose_dtype(options.dtype, config, device, fastest_dtype)
     meter = gpu_meter(device)
     draft = load_draft_model(source, dtype, device, quantization=options.quantization)
-    bytes_per_token = kv_bytes_per_token(config, next(draft.model.parameters()).dtype)
+    bytes_per_token = kv_bytes_per_token(config, draft.model.dtype, caches_latents=cache_latents(draft.model))
     tokens = options.kv_cache_tokens
     if tokens is None:
         num_bytes = _bytes_for_draft_model(options, meter)
@@ -141,15 +142,22 @@ def build_draft_engine(
     return RetokenizedDraftEngine(engine, *texts)
 
 
-def kv_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1) -> int:
-    """Bytes of keys and values of one token on one rank; with an encoder, of a token of either side."""
+def kv_bytes_per_token(
+    config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1, *, caches_latents: bool = True
+) -> int:
+    """Bytes of keys and values of one token on one rank; with an encoder, of a token of either side.
+
+    caches_latents: see `cache_latents`; without meaning for models that have none.
+    """
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     key_and_value = 2 * head_dim
-    if getattr(text, "kv_lora_rank", None):  # latent attention, whose latents are expanded before they are cached
+    if getattr(text, "kv_lora_rank", None):
+        if caches_latents:  # which every rank holds whole
+            return int(layers * (text.kv_lora_rank + text.qk_rope_head_dim) * dtype.itemsize)
         key_and_value = text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
     return int(layers * -(-kv_heads // tensor_parallel) * key_and_value * dtype.itemsize)
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from cache_service.options import Options
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "fp8", "int8", "int4"]
 Exactness = Literal["default", "bitwise"]
 
 EagleDepth = Annotated[int, Field(ge=1, le=32)]
@@ -27,8 +27,8 @@ class ModelOptions(Options):
     """auto: on a GPU the checkpoint's if it has 16 bits, else bfloat16; on a CPU float32, or bfloat16 for a checkpoint
     that has it where this processor is faster so by a tenth, which is measured at the first start."""
     quantization: Quantization = "none"
-    """Bits of the weights of linear layers, which are quantized while they are read. A checkpoint that is quantized
-    itself needs none."""
+    """Weights of linear layers, which are quantized while they are read. fp8 rounds activations as well, and needs a
+    GPU from Hopper on; a CPU computes it slowly. A checkpoint that is quantized itself needs none."""
     device: str = "auto"
     """auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1

@@ -125,8 +125,8 @@ class EagleHead(nn.Module):
         return LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
 
     def kv_bytes_per_token(self) -> int:
-        kv_heads, key_dim, value_dim, dtype = self.kv_shape
-        return kv_heads * (key_dim + value_dim) * dtype.itemsize
+        shape = self.kv_shape
+        return shape.kv_heads * sum(shape.stored_dims) * shape.dtype.itemsize
 
 
 def load_eagle_head(

@@ -23,10 +23,15 @@ class LayerShape(NamedTuple):
     key_dim: int
     value_dim: int
     dtype: torch.dtype
+    shares_values: bool = False  # values are the first value_dim columns of the keys, and stored there alone
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        return (self.key_dim,) if self.shares_values else (self.key_dim, self.value_dim)
 
 
 class KvCache:
-    """Keys and values by layer, each [num_slots + 1, kv_heads, head_dim]. Slot = block * block_size + offset.
+    """Keys and values by layer, each [num_slots + 1, kv_heads, dim]. Slot = block * block_size + offset.
 
     Layers of one shape share a tensor, so that a move takes as many kernels whatever the number of layers.
     """
@@ -36,12 +41,16 @@ class KvCache:
         self.padding_slot = num_slots  # one slot after all blocks, written by padding rows
         self.device = device
         kinds = [
-            (layer.kv_heads, dim, layer.dtype) for layer in layers for dim in (layer.key_dim, layer.value_dim)
+            (layer.kv_heads, dim, layer.dtype) for layer in layers for dim in layer.stored_dims
         ]  # keys and values of layer 0, of layer 1, ...
         self._pools = {kind: self._zeros(kinds.count(kind), *kind) for kind in dict.fromkeys(kinds)}
         parts = {kind: iter(pool.unbind(0)) for kind, pool in self._pools.items()}
         tensors = iter([next(parts[kind]) for kind in kinds])
-        self._layers = list(zip(tensors, tensors, strict=True))
+        self._layers = []
+        for layer in layers:
+            keys = next(tensors)
+            self._layers.append((keys, keys[..., : layer.value_dim] if layer.shares_values else next(tensors)))
+        self._shares_values = [layer.shares_values for layer in layers]
         # int64 [layers, 2]: where each layer's keys and values are
         self.addresses = np.array([[tensor.data_ptr() for tensor in layer] for layer in self._layers], dtype=np.int64)
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
@@ -50,6 +59,10 @@ class KvCache:
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer."""
         return self._layers[layer]
+
+    def shares_values(self, layer: int) -> bool:
+        """Whether the values of a layer are the first columns of its keys."""
+        return self._shares_values[layer]
 
     @property
     def num_bytes(self) -> int:
@@ -63,11 +76,13 @@ class KvCache:
         # numpy's zeros take memory from the system at the first write, torch's at once.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
-    def gather(
-        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of some slots (int64 [n]), each [n, kv_heads, head_dim]. The next call overwrites them."""
-        return self._gather(keys, slots, False), self._gather(values, slots, True)
+        keys, values = self._layers[layer]
+        gathered = self._gather(keys, slots, False)
+        if self._shares_values[layer]:
+            return gathered, gathered[..., : values.shape[-1]]
+        return gathered, self._gather(values, slots, True)
 
     def _gather(self, tensor: torch.Tensor, slots: torch.Tensor, is_value: bool) -> torch.Tensor:
         # Reused: on CPU, page faults of a new buffer for each layer cost several times the copy.

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.engine.attention.interface import Scoring
+from actors.engine.attention.latent import latent_projection
 from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
 
@@ -41,4 +42,8 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     device = next(model.parameters()).device
     row = torch.zeros((1, 1), dtype=torch.int64, device=device)
     model(input_ids=row, position_ids=row, use_cache=False, paged_plan=probe)
-    return probe.shapes(int(model.config.get_text_config().num_hidden_layers), type(model).__name__)
+    shapes = probe.shapes(int(model.config.get_text_config().num_hidden_layers), type(model).__name__)
+    for module in model.modules():
+        if latent_projection(module) is not None:
+            shapes[module.layer_idx] = shapes[module.layer_idx]._replace(shares_values=True)
+    return shapes

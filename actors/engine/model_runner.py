@@ -15,6 +15,7 @@ from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention
 from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
+from actors.engine.attention.latent import cache_latents
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.compiled.layers import compile_model
@@ -85,6 +86,7 @@ class ModelRunner:
         config = model.config.get_text_config()
         _check_layers(config, exact)
         model.set_attn_implementation(ATTENTION_NAME)
+        cache_latents(model)
         shapes = layer_shapes(model)
         if exact == "default" and self._attention == "padded" and self.device.type == "cpu" and not is_eager:
             fuse_layers(model, shapes, choose_panels)

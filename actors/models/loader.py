@@ -12,7 +12,7 @@ from actors.errors import ModelError
 from actors.models.dtypes import choose_dtype
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
-from actors.models.stored_quantization import check_stored_quantization, stored_quantization
+from actors.models.stored_quantization import check_stored_quantization, stored_quantization, unify_dtype
 from actors.options import Dtype, Quantization, TargetOptions
 
 if TYPE_CHECKING:
@@ -219,8 +219,10 @@ def _load_model(
     try:
         with quiet_transformers(), contextlib.ExitStack() as reading:
             if quantization != "none":
+                from actors.models.quantization import check_device
                 from actors.models.quantized_loading import WhileLoading, read_by_tensor
 
+                check_device(quantization, torch.device(device))
                 options["quantization_config"] = WhileLoading(quantization, tensor_parallel, keep_head)
                 reading.enter_context(read_by_tensor())
             model = kind.from_pretrained(source.path, **options)
@@ -228,6 +230,8 @@ def _load_model(
         raise ModelError(f"model {source.spec!r}: {error}") from None
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
+    if stored is not None:
+        unify_dtype(model, torch_dtype)
     if tensor_parallel > 1:
         from actors.models.shards import unwrap_shards
 

@@ -1,12 +1,17 @@
-"""Linear layers with weights in 8 or 4 bits; what goes in and comes out keeps the model's dtype.
+"""Linear layers with weights in fp8, int8 or int4; what goes in and comes out keeps the model's dtype.
 
 int8: one scale an output. Activations are not cut to 8 bits. An engine on a CPU gives each layer the kernel that is
-fastest there (`engine.cpu_kernels.int8_products`); without one, weights are widened in every call.
+fastest there (`engine.cpu_kernels.int8_products`); on a GPU, `weight_products` has one for few rows. Without a kernel,
+weights are widened in every call.
 
 int4: a scale and a zero for every 32 weights of an output, multiplied in bfloat16 by torch's own kernel on CPU: time
-against packed weights 1.1 / 1.6 at 4 rows, 1.3 / 2.3 at 16. The output layer has int8, and so has a layer of a shape
-that the kernel does not take. Between near-equal tokens, rounding decides as in bfloat16 in any dtype: only
-`exact: bitwise` keeps batch and drafts out of it.
+against packed weights 1.1 / 1.6 at 4 rows, 1.3 / 2.3 at 16. On a GPU, as int8. The output layer has int8, and so has a
+layer of a shape that the kernel does not take. Between near-equal tokens, rounding decides as in bfloat16 in any dtype:
+only `exact: bitwise` keeps batch and drafts out of it.
+
+fp8: float8_e4m3fn with one scale an output; activations are rounded to it likewise, with a scale a row, and multiplied
+by `torch._scaled_mm`. That is for Hopper; a CPU computes the same slowly. The output layer has int8, and so has a layer
+of a shape that the product does not take.
 """
 
 from __future__ import annotations
@@ -17,10 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from actors.errors import ModelError
+from actors.models.weight_products import GROUP, has_weight_kernel, weight_product, widened_int4, widened_int8
 from actors.options import Quantization
 
-_GROUP = 32  # weights that share an int4 scale
 _OUTPUTS = 16  # torch's int4 layout is made of so many at a time
+_FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(_FP8).max
+_FP8_UNIT = 16  # inputs and outputs of an fp8 product are multiples of it
 _BLOCK = 1 << 22  # weights that are widened at a time while they are quantized
 
 
@@ -31,8 +39,15 @@ Product = Callable[[Tensor], Tensor]
 class Int8Linear(nn.Module):
     """y = x W^T + b with W = weight * scales[:, None] rounded to the nearest of 255 steps an output."""
 
-    def __init__(self, linear: nn.Linear, device: torch.device, row_maxima: Tensor | None = None) -> None:
-        """row_maxima: float32 [out_features], the largest magnitudes of whole rows, of which the linear has a part."""
+    def __init__(
+        self,
+        linear: nn.Linear,
+        device: torch.device,
+        row_maxima: Tensor | None = None,
+        has_kernel: bool | None = None,
+    ) -> None:
+        """row_maxima: float32 [out_features], the largest magnitudes of whole rows, of which the linear has a part.
+        has_kernel: of `weight_products`; None: where the device has it."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         whole = linear.weight.detach().to(device)
@@ -45,6 +60,7 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight", weight)  # int8 [out_features, in_features]
         self.bias = _bias_on(linear, device)
         self.product: Product | None = None
+        self._has_kernel = has_weight_kernel(device) if has_kernel is None else has_kernel
 
     def take_product(self, make: Callable[[Tensor, Tensor], Product]) -> None:
         """Multiply by a kernel made of weight and scales from now on. It has its own copy of the weight."""
@@ -53,22 +69,86 @@ class Int8Linear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        if self.product is None:
-            weight = (self.weight * self.scales[:, None]).to(inputs.dtype)
-            return nn.functional.linear(inputs, weight, self.bias)
-        output = self.product(inputs.reshape(-1, self.in_features).float())
+        if self.product is not None:
+            output = self.product(inputs.reshape(-1, self.in_features).float())
+        elif self._has_kernel:
+            output = weight_product(inputs.reshape(-1, self.in_features), self.weight, self.scales)
+        else:
+            return nn.functional.linear(inputs, widened_int8(self.weight, self.scales, inputs.dtype), self.bias)
         if self.bias is not None:
             output += self.bias
         return output.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
 
 
+class Fp8Linear(nn.Module):
+    """y = x W^T + b with W and x rounded to float8_e4m3fn, W with a scale an output and x with a scale a row."""
+
+    def __init__(self, linear: nn.Linear, device: torch.device, row_maxima: Tensor | None = None) -> None:
+        """row_maxima: see Int8Linear."""
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        whole = linear.weight.detach().to(device)
+        maxima = largest_of_rows(whole) if row_maxima is None else row_maxima
+        scales = maxima.clamp_min(torch.finfo(torch.float32).tiny) / _FP8_MAX
+        weight = torch.empty(whole.shape, dtype=_FP8, device=device)
+        for rows in _row_blocks(whole):
+            weight[rows] = _to_fp8(whole[rows].float() / scales[rows, None])
+        self.register_buffer("scales", scales)  # float32 [out_features]
+        self.register_buffer("weight", weight)  # [out_features, in_features]
+        self.bias = _bias_on(linear, device)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
+        rows = inputs.reshape(-1, self.in_features).float()
+        scales = rows.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / _FP8_MAX
+        output: Tensor = torch._scaled_mm(
+            _to_fp8(rows / scales),
+            self.weight.t(),
+            scale_a=scales,
+            scale_b=self.scales[None],
+            out_dtype=_fp8_output_dtype(inputs),
+        ).to(inputs.dtype)
+        if self.bias is not None:
+            output += self.bias
+        return output.view(*inputs.shape[:-1], self.out_features)
+
+
+def _to_fp8(numbers: Tensor) -> Tensor:
+    # The cast makes NaN of what is too large, which the largest number of a row may be by rounding.
+    return numbers.clamp(-_FP8_MAX, _FP8_MAX).to(_FP8)
+
+
+def _fp8_output_dtype(inputs: Tensor) -> torch.dtype:
+    # On CUDA, products with scales by row come in bfloat16 alone.
+    return torch.bfloat16 if inputs.is_cuda else inputs.dtype
+
+
+def check_fp8(device: torch.device) -> None:
+    """Raises ModelError for a device that does not multiply in fp8."""
+    numbers = torch.ones(_FP8_UNIT, _FP8_UNIT, device=device)
+    scales = torch.ones(_FP8_UNIT, 1, device=device)
+    try:
+        torch._scaled_mm(
+            numbers.to(_FP8), numbers.to(_FP8).t(), scale_a=scales, scale_b=scales.t(), out_dtype=torch.bfloat16
+        )
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"quantization is 'fp8' on device {str(device)!r}, which does not multiply in fp8: {reason}; it needs a "
+            "GPU from Hopper on, or a CPU"
+        ) from None
+
+
 class Int4Linear(nn.Module):
     """y = x W^T + b with W = (code - 8) * scale + zero, a code of 0 to 15 a weight, scale and zero a group of 32."""
 
-    def __init__(self, linear: nn.Linear, device: torch.device, has_kernel: bool) -> None:
+    def __init__(
+        self, linear: nn.Linear, device: torch.device, is_packed: bool, has_kernel: bool | None = None
+    ) -> None:
+        """is_packed: for torch's kernel on CPUs. has_kernel: see Int8Linear."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        whole = linear.weight.detach().to(device).view(self.out_features, -1, _GROUP)
+        whole = linear.weight.detach().to(device).view(self.out_features, -1, GROUP)
         codes = torch.empty(whole.shape, dtype=torch.uint8, device=device)
         scales = torch.empty((*whole.shape[:2], 1), dtype=torch.bfloat16, device=device)
         zeros = torch.empty_like(scales)
@@ -84,8 +164,9 @@ class Int4Linear(nn.Module):
         self.bias = _bias_on(linear, device)
         # bfloat16 [groups of an output, out_features, scale and zero], as torch's kernel wants them
         self.register_buffer("scales_and_zeros", torch.cat([scales, zeros], dim=2).transpose(0, 1).contiguous())
-        self._has_kernel = has_kernel
-        if has_kernel:
+        self._is_packed = is_packed
+        self._has_kernel = has_weight_kernel(device) if has_kernel is None else has_kernel
+        if is_packed:
             weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
         else:
             pairs = codes.view(self.out_features, -1, 2)
@@ -94,54 +175,63 @@ class Int4Linear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        if not self._has_kernel:
-            return nn.functional.linear(inputs, self._widened().to(inputs.dtype), self.bias)
-        rows = inputs.reshape(-1, self.in_features).to(torch.bfloat16)
-        output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, _GROUP, self.scales_and_zeros)
-        output = output.to(inputs.dtype)
+        rows = inputs.reshape(-1, self.in_features)
+        if self._is_packed:
+            rows = rows.to(torch.bfloat16)
+            output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales_and_zeros)
+            output = output.to(inputs.dtype)
+        elif self._has_kernel:
+            output = weight_product(rows, self.weight, self.scales_and_zeros)
+        else:
+            wide = widened_int4(self.weight, self.scales_and_zeros).to(inputs.dtype)
+            return nn.functional.linear(inputs, wide, self.bias)
         if self.bias is not None:
             output += self.bias
         return output.view(*inputs.shape[:-1], self.out_features)
-
-    def _widened(self) -> Tensor:
-        """bfloat16 [out_features, in_features]"""
-        codes = torch.stack([self.weight >> 4, self.weight & 15], dim=2).view(self.out_features, -1, _GROUP)
-        scales, zeros = self.scales_and_zeros.transpose(0, 1).split(1, dim=2)
-        return ((codes.to(torch.bfloat16) - 8) * scales + zeros).view(self.out_features, self.in_features)
 
 
 def quantize_linears(model: nn.Module, quantization: Quantization, device: torch.device) -> None:
     """Replace every `nn.Linear` of a model in place by one on `device`, its weights in 8 or 4 bits.
 
     Layers that hold their weights otherwise (GPT-2's blocks, fused experts) stay. Raises ModelError for a model without
-    any linear layer.
+    any linear layer, and for a device that cannot compute it.
     """
     if quantization == "none":
         return
+    check_device(quantization, device)
     head = output_layer(model)
     replaced = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                in_int4 = quantization == "int4" and fits_int4(child, child is head)
-                setattr(module, name, quantize_linear(child, device, in_int4))
+                kind = kind_of_layer(child, quantization, child is head)
+                setattr(module, name, quantize_linear(child, device, kind))
                 replaced += 1
     if not replaced:
         raise no_linears(model, quantization)
 
 
 def quantize_linear(
-    linear: nn.Linear, device: torch.device, in_int4: bool, row_maxima: Tensor | None = None
-) -> Int8Linear | Int4Linear:
-    """A layer, or one rank's part of it, on `device` in 4 or 8 bits. row_maxima: see Int8Linear."""
-    if in_int4:
-        return Int4Linear(linear, device, has_kernel=device.type == "cpu")
-    return Int8Linear(linear, device, row_maxima)
+    linear: nn.Linear, device: torch.device, kind: Quantization, row_maxima: Tensor | None = None
+) -> Int8Linear | Int4Linear | Fp8Linear:
+    """A layer, or one rank's part of it, on `device`. row_maxima: see Int8Linear."""
+    if kind == "int4":
+        return Int4Linear(linear, device, is_packed=device.type == "cpu")
+    return (Fp8Linear if kind == "fp8" else Int8Linear)(linear, device, row_maxima)
 
 
-def fits_int4(linear: nn.Linear, is_head: bool) -> bool:
-    """Whether a layer has 4 bits with int4. The output layer and layers of other shapes have 8."""
-    return not is_head and not linear.in_features % _GROUP and not linear.out_features % _OUTPUTS
+def kind_of_layer(linear: nn.Linear, quantization: Quantization, is_head: bool) -> Quantization:
+    """What a layer, or one rank's part of it, has: int8 where it is the output layer or does not fit."""
+    units = {"int4": (GROUP, _OUTPUTS), "fp8": (_FP8_UNIT, _FP8_UNIT)}.get(quantization)
+    if units is None or is_head or linear.in_features % units[0] or linear.out_features % units[1]:
+        return "int8"
+    return quantization
+
+
+def check_device(quantization: Quantization, device: torch.device) -> None:
+    """Raises ModelError where a device cannot compute a quantization."""
+    if quantization == "fp8":
+        check_fp8(device)
 
 
 def check_int4_shard(name: str, linear: nn.Linear, ranks: int, by_input: bool) -> None:
@@ -149,7 +239,7 @@ def check_int4_shard(name: str, linear: nn.Linear, ranks: int, by_input: bool) -
 
     by_input: inputs are divided among the ranks (row-wise), not outputs (column-wise).
     """
-    count, unit = (linear.in_features, _GROUP) if by_input else (linear.out_features, _OUTPUTS)
+    count, unit = (linear.in_features, GROUP) if by_input else (linear.out_features, _OUTPUTS)
     if count % (unit * ranks):
         raise ModelError(
             f"quantization is 'int4' with tensor_parallel {ranks}; the {count} {'inputs' if by_input else 'outputs'} "

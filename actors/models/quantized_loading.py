@@ -1,7 +1,7 @@
 """Quantizes weights one by one while `transformers` loads them: what is whole in memory is one tensor.
 
 With tensor parallelism every rank quantizes its own shard, and the shards are slices of what one rank would have: the
-int8 scale of an output is that of its whole row, and the groups of int4 are not cut.
+scale of an output in int8 or fp8 is that of its whole row, and the groups of int4 are not cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from actors.models.quantization import (
     check_int4_shard,
-    fits_int4,
+    kind_of_layer,
     largest_of_rows,
     no_linears,
     output_layer,
@@ -72,7 +72,7 @@ class LinearQuantizer(HfQuantizer):
             return
         for name in self._names:
             style, linear = plan.get(replace_layer_number_by_wildcard(name), ""), model.get_submodule(name)
-            if self._in_int4(linear) and style.startswith(("rowwise", "colwise")):
+            if self._kind(linear, linear is self._head) == "int4" and style.startswith(("rowwise", "colwise")):
                 check_int4_shard(name, linear, config.ranks, by_input=style.startswith("rowwise"))
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:
@@ -81,7 +81,7 @@ class LinearQuantizer(HfQuantizer):
 
     @property
     def quantized_element_size(self) -> float:
-        return 1.0 if self.quantization_config.quantization == "int8" else 0.5
+        return 0.5 if self.quantization_config.quantization == "int4" else 1.0
 
     def get_quantize_ops(self) -> ConversionOps:
         return _Quantize(self)
@@ -95,11 +95,13 @@ class LinearQuantizer(HfQuantizer):
     def replace(self, model: PreTrainedModel, name: str, weight: Tensor) -> None:
         """Put a quantized layer in the place of a linear one. weight: this rank's, [outputs, inputs]."""
         linear = model.get_submodule(name)
-        in_int4 = self._in_int4(linear)
         part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         part.weight = nn.Parameter(weight, requires_grad=False)
-        maxima = None if in_int4 else _maxima_of_whole_rows(weight.detach(), linear.weight)
-        quantized = quantize_linear(part, weight.device, in_int4, maxima)
+        kind = self._kind(linear, linear is self._head)
+        if kind == "fp8":
+            kind = self._kind(part, False)  # which may be no multiple of what the whole is
+        maxima = None if kind == "int4" else _maxima_of_whole_rows(weight.detach(), linear.weight)
+        quantized = quantize_linear(part, weight.device, kind, maxima)
         quantized.bias = linear.bias  # perhaps not loaded yet
         quantized._is_hf_initialized = True
         quantized.whole_out_features = linear.out_features  # `shards` asks a rank's part
@@ -107,9 +109,8 @@ class LinearQuantizer(HfQuantizer):
         setattr(model.get_submodule(parent), attribute, quantized)
         self._names.discard(name)
 
-    def _in_int4(self, linear: nn.Module) -> bool:
-        in_int4 = self.quantization_config.quantization == "int4"
-        return in_int4 and isinstance(linear, nn.Linear) and fits_int4(linear, linear is self._head)
+    def _kind(self, linear: nn.Linear, is_head: bool) -> Quantization:
+        return kind_of_layer(linear, self.quantization_config.quantization, is_head)
 
     def is_serializable(self) -> bool:
         return False

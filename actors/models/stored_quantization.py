@@ -1,4 +1,8 @@
-"""Checkpoints whose weights are quantized already (fp8, AWQ, GPTQ, ...), which `transformers` loads."""
+"""Checkpoints whose weights are quantized already (fp8, AWQ, GPTQ, ...), which `transformers` loads.
+
+Tested is fp8 in blocks, which a machine without a GPU widens while it loads. Of all other formats, and of fp8 on a GPU,
+only the refusals are tested: they need packages or kernels that are no requirements of Paceline.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from actors.models.source import ModelSource
 from actors.options import Quantization
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 def stored_quantization(config: PretrainedConfig) -> dict[str, Any] | None:
@@ -47,3 +52,22 @@ def check_stored_quantization(
         raise ModelError(
             f"model {source.spec!r}: its weights are quantized with {method}, which {device} cannot load here: {reason}"
         ) from None
+
+
+def unify_dtype(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the weights of a model whose checkpoint was widened while it was loaded, in place.
+
+    `transformers` widens what is quantized to `dtype`, and leaves the rest as it is stored, so that the first product
+    of the two would fail. A model that is still quantized stays as it is.
+    """
+    import torch
+
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    halves = (torch.float16, torch.bfloat16)
+    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype in halves else set()
+    if dtype == torch.float16:
+        kept |= set(model._keep_in_fp32_modules or ())
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.float32, *halves) and not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)

@@ -48,7 +48,7 @@ class ModelOptions:
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "int4"],
+        Literal["none", "fp8", "int8", "int4"],
         typer.Option(help="Bits of the weights of linear layers, of model and draft model."),
     ] = "none"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto"

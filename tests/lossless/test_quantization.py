@@ -17,7 +17,9 @@ EOS = 256
 TEXT = (
     "The river rises in the hills, runs through two towns and reaches the sea after ninety miles. In spring it floods."
 )
-QUANTIZED = ("int8", "int4")
+QUANTIZED = ("fp8", "int8", "int4")
+# fp8 rounds activations to a sixteenth, which makes the last bit of a sum count: only bitwise mode is sure.
+NEAR_TOKENS = ("int8", "int4")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def engine(dirs: tuple[Path, Path], drafters: tuple[str, ...], batch_size: int =
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize("quantization", NEAR_TOKENS)
 def test_greedy_tokens_are_those_of_the_quantized_model_itself(model_dirs, quantization):
     options = {"max_new_tokens": 32}
     plain = engine(model_dirs, ("none",), 1, quantization=quantization).generate(PROMPTS, **options)
@@ -77,7 +79,7 @@ def test_the_demo_model_stays_near_itself(smollm2_dir, quantization):
         whole = load_model(source)(ids).logits[0]
         quantized = load_model(source, quantization=quantization)(ids).logits[0]
     distance = (quantized - whole).pow(2).mean().sqrt() / whole.std()
-    assert 0 < distance < 0.1
+    assert 0 < distance < (0.2 if quantization == "fp8" else 0.1)
     p, q = whole.log_softmax(-1), quantized.log_softmax(-1)
     divergence = (p.exp() * (p - q)).sum(-1)
     assert divergence.mean() < 0.02

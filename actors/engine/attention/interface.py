@@ -13,13 +13,15 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from actors.engine.attention.latent import latent_projection
 from actors.engine.kv_cache import KvCache
 from actors.errors import ModelError
 
 ATTENTION_NAME = "paceline_paged"
 
-# Unsupported arguments that change attention: biases, masks of heads, sinks under other names than transformers'.
-_NOT_COMPUTED = ("sinks", "position_bias", "alibi", "head_mask", "block_mask")
+# Unsupported arguments that change attention: biases, masks of heads, chosen keys, sinks under other names than
+# transformers'.
+_NOT_COMPUTED = ("sinks", "position_bias", "alibi", "head_mask", "block_mask", "indices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ def write_slots(
     """
     pool_keys, pool_values = kv.layer(layer)
     pool_keys.index_copy_(0, slots, keys)
-    pool_values.index_copy_(0, slots, values)
+    if not kv.shares_values(layer):
+        pool_values.index_copy_(0, slots, values)
     return pool_keys, pool_values
 
 
@@ -71,7 +74,10 @@ def paged_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim]."""
+    """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim].
+
+    Of a module whose latents are cached, key and value are the latents.
+    """
     # Ignoring an unsupported argument would silently change the output.
     unknown = [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]
     if attention_mask is not None or unknown:
@@ -82,7 +88,13 @@ def paged_attention(
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, sliding_window, softcap=kwargs.get("softcap"), sinks=kwargs.get("s_aux"))
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return paged_plan.attend(module.layer_idx, rows, keys, values, scoring).unsqueeze(0), None
+    latent = latent_projection(module)
+    if latent is not None:
+        rows = latent.absorb_query(rows)
+    attended = paged_plan.attend(module.layer_idx, rows, keys, values, scoring)
+    if latent is not None:
+        attended = latent.expand_values(attended)
+    return attended.unsqueeze(0), None
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

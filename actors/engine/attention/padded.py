@@ -112,19 +112,20 @@ class PaddedPlan:
         keys, values = write_slots(self.kv, layer, self.slots, keys, values)
         if self._back is None:
             own = query[: self._num_rows - self._padding]
-            attended = self._attend_group(self._groups[0], own, keys=keys, values=values, scoring=scoring)
+            attended = self._attend_group(self._groups[0], layer, own, keys=keys, values=values, scoring=scoring)
             return pad(attended, (0, 0, 0, 0, 0, self._padding)) if self._padding else attended
         parts = []
         for group in self._groups:
             first = group.first_row
             own = query[first : first + group.num_rows] if group.rows is None else query.index_select(0, group.rows)
-            parts.append(self._attend_group(group, own, keys=keys, values=values, scoring=scoring))
+            parts.append(self._attend_group(group, layer, own, keys=keys, values=values, scoring=scoring))
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined.index_select(0, self._back)
 
     def _attend_group(
         self,
         group: _Group,
+        layer: int,
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -138,7 +139,7 @@ class PaddedPlan:
             key = keys[group.first_slot : group.first_slot + num_slots]
             value = values[group.first_slot : group.first_slot + num_slots]
         else:
-            key, value = self.kv.gather(keys, values, group.context)
+            key, value = self.kv.gather(layer, group.context)
         key = key.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
         value = value.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
         # [S * Q, kv_heads * shared, D] -> [S, kv_heads, shared * Q, D]

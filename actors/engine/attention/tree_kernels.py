@@ -3,6 +3,9 @@
 Query rows of one sequence and one key head are computed in tiles; query heads that share the key head are further rows
 of the tile. Keys are walked in runs of logical slots: those in the cache by block, those of this forward from the new
 keys themselves, so that no program waits for another's writes.
+
+Values that are the first columns of the keys (latents) are in the cache once. Keys then come in two tiles, those
+columns and the rest, so that neither is padded much; the first is the tile of values, too.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ def _attend_run(
     highest,  # float32 [BLOCK_M], in units of log 2
     total,  # float32 [BLOCK_M]
     query,  # [BLOCK_M, KEY_BLOCK]
+    query_rest,  # [BLOCK_M, REST_BLOCK]
     keys,  # pointer to the key head's first key
     values,
     key_stride,
@@ -55,8 +59,10 @@ def _attend_run(
     IS_OWN: tl.constexpr,
     IS_TREE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    MAIN_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -77,17 +83,31 @@ def _attend_run(
             places = blocks * BLOCK_SIZE + slots % BLOCK_SIZE
         key = tl.load(
             keys + places[None, :] * key_stride + key_dims[:, None],
-            mask=is_slot[None, :] & (key_dims < HEAD_DIM)[:, None],
+            mask=is_slot[None, :] & (key_dims < MAIN_DIM)[:, None],
             other=0.0,
         )
-        value = tl.load(
-            values + places[:, None] * value_stride + value_dims[None, :],
-            mask=is_slot[:, None] & (value_dims < VALUE_DIM)[None, :],
-            other=0.0,
-        )
+        if REST_BLOCK > 0:
+            value = tl.trans(key)
+        else:
+            value = tl.load(
+                values + places[:, None] * value_stride + value_dims[None, :],
+                mask=is_slot[:, None] & (value_dims < VALUE_DIM)[None, :],
+                other=0.0,
+            )
         if UPCAST:
             key = key.to(tl.float32)
-        scores = tl.dot(query, key, input_precision="ieee") * scale
+        scores = tl.dot(query, key, input_precision="ieee")
+        if REST_BLOCK > 0:
+            rest_dims = MAIN_DIM + tl.arange(0, REST_BLOCK)
+            rest = tl.load(
+                keys + places[None, :] * key_stride + rest_dims[:, None],
+                mask=is_slot[None, :] & (rest_dims < HEAD_DIM)[:, None],
+                other=0.0,
+            )
+            if UPCAST:
+                rest = rest.to(tl.float32)
+            scores = tl.dot(query_rest, rest, scores, input_precision="ieee")
+        scores = scores * scale
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), right at both infinities
             scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2_E / softcap)) + 1.0))
@@ -157,10 +177,13 @@ def attend_kernel(
     scale,
     softcap,
     HEADS: tl.constexpr,
-    SHARED: tl.constexpr,  # query heads of a key head
+    SHARED: tl.constexpr,  # query heads of a tile, which share a key head
+    GROUPS: tl.constexpr,  # tiles that the query heads of a key head make
     HEAD_DIM: tl.constexpr,
+    MAIN_DIM: tl.constexpr,  # columns of a key's first tile
     VALUE_DIM: tl.constexpr,
-    KEY_BLOCK: tl.constexpr,  # HEAD_DIM rounded up to a power of two
+    KEY_BLOCK: tl.constexpr,  # MAIN_DIM rounded up to a power of two
+    REST_BLOCK: tl.constexpr,  # the other columns likewise, if values are the first ones; else 0
     VALUE_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -173,13 +196,14 @@ def attend_kernel(
     IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Grid (tile of rows, key head, split of keys). The first split also writes the rows' keys and values.
+    """Grid (tile of rows, tile of heads, split of keys). The first split also writes the rows' keys and values.
 
     A tile belongs to one sequence: sequence s has the tiles from first_rows[s] // TILE_ROWS + s on, which are enough
     for its rows. So the grid depends on the numbers of rows and sequences only; tiles without rows return.
     """
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    head_tile = tl.program_id(1)
+    kv_head = head_tile // GROUPS
     split = tl.program_id(2)
     sequence = _last_not_after(first_rows, num_sequences, tile, TILE_ROWS, 1)
     first_row = tl.load(first_rows + sequence)
@@ -196,7 +220,7 @@ def attend_kernel(
     tile_rows = tile_row + lanes // SHARED
     is_row = (lanes < TILE_ROWS * SHARED) & (tile_rows < count)
     rows = first_row + tile_rows
-    heads = kv_head * SHARED + lanes % SHARED
+    heads = head_tile * SHARED + lanes % SHARED
     value_dims = tl.arange(0, VALUE_BLOCK)
     places = ((split * num_rows).to(tl.int64) + rows) * HEADS + heads
     outputs = output + places[:, None] * VALUE_DIM + value_dims[None, :]
@@ -207,12 +231,12 @@ def attend_kernel(
         return
 
     key_dims = tl.arange(0, KEY_BLOCK)
-    if split == 0:
+    if split == 0 and head_tile % GROUPS == 0:
         written = tile_row + tl.arange(0, WRITE_ROWS)
         is_written = (tl.arange(0, WRITE_ROWS) < TILE_ROWS) & (written < count)
         source = (first_row + written).to(tl.int64)
         target = tl.load(slots + source, mask=is_written, other=0)
-        is_key = is_written[:, None] & (key_dims < HEAD_DIM)[None, :]
+        is_key = is_written[:, None] & (key_dims < MAIN_DIM)[None, :]
         new_keys = tl.load(
             keys + source[:, None] * key_stride + kv_head * key_head_stride + key_dims[None, :], mask=is_key, other=0.0
         )
@@ -221,17 +245,31 @@ def attend_kernel(
             new_keys,
             mask=is_key,
         )
-        is_value = is_written[:, None] & (value_dims < VALUE_DIM)[None, :]
-        new_values = tl.load(
-            values + source[:, None] * value_stride + kv_head * value_head_stride + value_dims[None, :],
-            mask=is_value,
-            other=0.0,
-        )
-        tl.store(
-            pool_values + target[:, None] * pool_value_stride + kv_head * VALUE_DIM + value_dims[None, :],
-            new_values,
-            mask=is_value,
-        )
+        if REST_BLOCK > 0:
+            rest_dims = MAIN_DIM + tl.arange(0, REST_BLOCK)
+            is_rest = is_written[:, None] & (rest_dims < HEAD_DIM)[None, :]
+            new_rest = tl.load(
+                keys + source[:, None] * key_stride + kv_head * key_head_stride + rest_dims[None, :],
+                mask=is_rest,
+                other=0.0,
+            )
+            tl.store(
+                pool_keys + target[:, None] * pool_key_stride + kv_head * HEAD_DIM + rest_dims[None, :],
+                new_rest,
+                mask=is_rest,
+            )
+        else:
+            is_value = is_written[:, None] & (value_dims < VALUE_DIM)[None, :]
+            new_values = tl.load(
+                values + source[:, None] * value_stride + kv_head * value_head_stride + value_dims[None, :],
+                mask=is_value,
+                other=0.0,
+            )
+            tl.store(
+                pool_values + target[:, None] * pool_value_stride + kv_head * VALUE_DIM + value_dims[None, :],
+                new_values,
+                mask=is_value,
+            )
 
     begin = tl.load(begins + sequence)
     first = 0
@@ -252,16 +290,18 @@ def attend_kernel(
     tree_start = tl.load(tree_starts + sequence)
     table = block_tables + sequence.to(tl.int64) * max_blocks
     nodes = node_positions + sequence.to(tl.int64) * (64 * words)
-    queries = tl.load(
-        query
-        + rows.to(tl.int64)[:, None] * query_stride
-        + heads.to(tl.int64)[:, None] * query_head_stride
-        + key_dims[None, :],
-        mask=is_row[:, None] & (key_dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
+    own_queries = query + rows.to(tl.int64)[:, None] * query_stride + heads.to(tl.int64)[:, None] * query_head_stride
+    queries = tl.load(own_queries + key_dims[None, :], mask=is_row[:, None] & (key_dims < MAIN_DIM)[None, :], other=0.0)
     if UPCAST:
         queries = queries.to(tl.float32)
+    query_rest = queries  # not read without a rest
+    if REST_BLOCK > 0:
+        rest_dims = MAIN_DIM + tl.arange(0, REST_BLOCK)
+        query_rest = tl.load(
+            own_queries + rest_dims[None, :], mask=is_row[:, None] & (rest_dims < HEAD_DIM)[None, :], other=0.0
+        )
+        if UPCAST:
+            query_rest = query_rest.to(tl.float32)
     acc = tl.zeros([BLOCK_M, VALUE_BLOCK], tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -292,6 +332,7 @@ def attend_kernel(
                 highest,
                 total,
                 queries,
+                query_rest,
                 run_keys,
                 run_values,
                 run_key_stride,
@@ -313,8 +354,10 @@ def attend_kernel(
                 is_own,
                 is_tree,
                 HEAD_DIM,
+                MAIN_DIM,
                 VALUE_DIM,
                 KEY_BLOCK,
+                REST_BLOCK,
                 VALUE_BLOCK,
                 BLOCK_N,
                 BLOCK_SIZE,
@@ -355,7 +398,7 @@ def combine_kernel(
     SPLITS_BLOCK: tl.constexpr,  # splits rounded up to a power of two
     HAS_SINKS: tl.constexpr,
 ):
-    """Grid (row, key head): the splits' results, weighted by their share of the softmax's denominator."""
+    """Grid (row, tile of heads): the splits' results, weighted by their share of the softmax's denominator."""
     row = tl.program_id(0)
     lanes = tl.arange(0, SHARED_BLOCK)
     dims = tl.arange(0, VALUE_BLOCK)

@@ -62,6 +62,7 @@ class TreePlan:
             pool_values,
             *rows,
             scoring.sinks,
+            self.kv.shares_values(layer),
             scoring.scale,
             scoring.softcap or 0.0,
             scoring.sliding_window or 0,
@@ -77,7 +78,7 @@ class TreePlan:
                 rows.first_rows,
                 rows.begins,
                 scoring.sinks,
-                keys.shape[1],
+                query.shape[1] if self.kv.shares_values(layer) else keys.shape[1],
                 query.dtype,
                 split_size,
                 self._unsplit_rows,
@@ -97,6 +98,13 @@ class TreePlan:
 
 def _power_of_two(size: int) -> int:
     return max(_SMALLEST_BLOCK, triton.next_power_of_2(size))
+
+
+def heads_of_tile(row_size: int, itemsize: int, shared: int) -> int:
+    """Query heads of a tile where values are parts of keys: as many of the `shared` ones of a key head as fit and
+    divide them."""
+    most = max(_SMALLEST_BLOCK, _QUERY_TILE_BYTES[itemsize] // (row_size * itemsize))
+    return next(heads for heads in range(min(most, shared), 0, -1) if shared % heads == 0)
 
 
 def tile_shape(row_size: int, itemsize: int, shared: int, rows_per_sequence: int) -> tuple[int, int]:
@@ -123,17 +131,25 @@ def attend_constants(
     has_softcap: bool,
     has_sinks: bool,
     is_split: bool,
+    shares_values: bool = False,
 ) -> dict[str, int | bool]:
-    """What `attend_kernel` is compiled for."""
-    shared = heads // kv_heads
-    key_block, value_block = _power_of_two(head_dim), _power_of_two(value_dim)
-    block_m, block_n = tile_shape(max(key_block, value_block), dtype.itemsize, shared, rows_per_sequence)
+    """What `attend_kernel` is compiled for. shares_values: values are the first columns of the keys."""
+    shared = of_key_head = heads // kv_heads
+    main_dim = value_dim if shares_values else head_dim
+    key_block, value_block = _power_of_two(main_dim), _power_of_two(value_dim)
+    row_size = max(key_block, value_block)
+    if shares_values:
+        shared = heads_of_tile(row_size, dtype.itemsize, of_key_head)
+    block_m, block_n = tile_shape(row_size, dtype.itemsize, shared, rows_per_sequence)
     return {
         "HEADS": heads,
         "SHARED": shared,
+        "GROUPS": of_key_head // shared,
         "HEAD_DIM": head_dim,
+        "MAIN_DIM": main_dim,
         "VALUE_DIM": value_dim,
         "KEY_BLOCK": key_block,
+        "REST_BLOCK": _power_of_two(head_dim - main_dim) if shares_values else 0,
         "VALUE_BLOCK": value_block,
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -150,13 +166,13 @@ def attend_constants(
 
 
 def combine_constants(
-    *, heads: int, kv_heads: int, value_dim: int, num_splits: int, has_sinks: bool
+    *, heads: int, head_tiles: int, value_dim: int, num_splits: int, has_sinks: bool
 ) -> dict[str, int | bool]:
     """What `combine_kernel` is compiled for."""
     return {
         "HEADS": heads,
-        "SHARED": heads // kv_heads,
-        "SHARED_BLOCK": triton.next_power_of_2(heads // kv_heads),
+        "SHARED": heads // head_tiles,
+        "SHARED_BLOCK": triton.next_power_of_2(heads // head_tiles),
         "VALUE_DIM": value_dim,
         "VALUE_BLOCK": _power_of_two(value_dim),
         "SPLITS_BLOCK": triton.next_power_of_2(num_splits),
@@ -180,6 +196,7 @@ def _tree_attend(
     row_positions: torch.Tensor,
     node_positions: torch.Tensor,
     sinks: torch.Tensor | None,
+    shares_values: bool,
     scale: float,
     softcap: float,
     window: int,
@@ -189,7 +206,10 @@ def _tree_attend(
     unsplit_rows: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write keys and values, and attend. Returns [rows, heads, value_dim] and nothing; with several splits, float32
-    [splits, rows, heads, value_dim] and the log 2 of the denominators, float32 [splits, rows, heads]."""
+    [splits, rows, heads, value_dim] and the log 2 of the denominators, float32 [splits, rows, heads].
+
+    shares_values: the values are the first columns of the keys, here and in the pool.
+    """
     query, keys, values = (_with_dense_heads(tensor) for tensor in (query, keys, values))
     num_rows, heads, head_dim = query.shape
     kv_heads, value_dim = values.shape[1:]
@@ -207,8 +227,9 @@ def _tree_attend(
         has_softcap=softcap > 0.0,
         has_sinks=sinks is not None,
         is_split=num_splits > 1,
+        shares_values=shares_values,
     )
-    grid = (num_rows // constants["TILE_ROWS"] + num_sequences + 1, kv_heads, num_splits)
+    grid = (num_rows // constants["TILE_ROWS"] + num_sequences + 1, heads // constants["SHARED"], num_splits)
     with torch.cuda.device_of(query):
         attend_kernel[grid](
             query,
@@ -269,16 +290,16 @@ def _tree_combine(
     first_rows: torch.Tensor,
     begins: torch.Tensor,
     sinks: torch.Tensor | None,
-    kv_heads: int,
+    head_tiles: int,
     dtype: torch.dtype,
     split_size: int,
     unsplit_rows: int,
 ) -> torch.Tensor:
-    """What `tree_attend` returned for the splits -> [rows, heads, value_dim]."""
+    """What `tree_attend` returned for the splits -> [rows, heads, value_dim]. head_tiles: programs of a row."""
     num_splits, num_rows, heads, value_dim = parts.shape
     output = parts.new_empty((num_rows, heads, value_dim), dtype=dtype)
     with torch.cuda.device_of(parts):
-        combine_kernel[(num_rows, kv_heads)](
+        combine_kernel[(num_rows, head_tiles)](
             parts,
             log_sums,
             output,
@@ -291,7 +312,7 @@ def _tree_combine(
             unsplit_rows,
             **combine_constants(
                 heads=heads,
-                kv_heads=kv_heads,
+                head_tiles=head_tiles,
                 value_dim=value_dim,
                 num_splits=num_splits,
                 has_sinks=sinks is not None,
@@ -316,7 +337,7 @@ def _fake_attend(query, keys, values, *rest):  # type: ignore[no-untyped-def]
     return _empty_parts(query, values.shape[2], rest[-2])
 
 
-def _fake_combine(parts, log_sums, first_rows, begins, sinks, kv_heads, dtype, *rest):  # type: ignore[no-untyped-def]
+def _fake_combine(parts, log_sums, first_rows, begins, sinks, head_tiles, dtype, *rest):  # type: ignore[no-untyped-def]
     return parts.new_empty(parts.shape[1:], dtype=dtype)
 
 

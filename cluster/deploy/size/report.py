@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from cluster.deploy.size.estimate import CPU, NUM_BYTES, QUANTIZED, Deployment, PlacedModel, Sizing, Speed
 
@@ -119,8 +119,8 @@ def _notes(sizing: Sizing) -> Iterator[str]:
 
 def _unserved(target: PlacedModel) -> str:
     """Why Paceline's own engine does not serve it; empty if it does."""
-    if target.dtype == "fp8":
-        return "Paceline's engine does not compute in fp8 yet"
+    if target.dtype == "fp8" and target.device != CPU and target.gpu.tflops_fp8 is None:
+        return f"Paceline's engine computes in fp8 where the GPU does, which {target.device} does not"
     return ""
 
 
@@ -166,7 +166,11 @@ def _remedy(sizing: Sizing) -> str:
         ways.append(f"at most {_count(sequences, 'request')} at once of this context")
     if context := memory.room_tokens // deployment.concurrency:
         ways.append(f"a context of at most {context:,}")
-    smaller = [dtype for dtype in QUANTIZED if NUM_BYTES[dtype] < target.weight_bytes]
+    smaller = [
+        dtype
+        for dtype in QUANTIZED
+        if NUM_BYTES[dtype] < target.weight_bytes and not _unserved(replace(target, dtype=dtype))
+    ]
     if names := [dtype for dtype in smaller if deployment.memory(dtype=dtype).fits]:
         ways.append(f"fewer bits: --dtype {' or '.join(names)}")
     larger, where = ("more memory", "") if target.device == CPU else ("larger GPUs", " on each GPU")

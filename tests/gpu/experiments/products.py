@@ -1,4 +1,4 @@
-"""Matrix products of the layers by rows: bfloat16, merged projections, fp8, int8 weights."""
+"""Matrix products of the layers by rows: bfloat16, merged projections, fp8, weights in int8 and int4."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from actors.models.quantization import Int8Linear
+from actors.models.quantization import Fp8Linear, Int4Linear, Int8Linear
 from tests.gpu.experiments.setting import SHAPES, Setting
 
 _ROWS = (1, 8, 16, 32, 64, 128, 256)
@@ -51,12 +51,15 @@ def _times(setting: Setting, rows: int, inputs: int, outputs: tuple[int, ...]) -
             found["fp8"] = lambda: [
                 torch._scaled_mm(x8, weight.t(), scale_a=scale, scale_b=scale, out_dtype=dtype) for weight in eights
             ]
-    layers = []
+    layers: dict[str, list[torch.nn.Module]] = {}
     for weight in merged[:2]:
         layer = torch.nn.Linear(inputs, sum(outputs), bias=False, device="meta")
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
-        layers.append(Int8Linear(layer, device))
-    found["int8, widened"] = lambda: [layer(x) for layer in layers]
+        layers.setdefault("int8, widened", []).append(Int8Linear(layer, device, has_kernel=False))
+        if device.type == "cuda":
+            layers.setdefault("int8", []).append(Int8Linear(layer, device))
+            layers.setdefault("int4", []).append(Int4Linear(layer, device, is_packed=False))
+            layers.setdefault("fp8 with its quantizer", []).append(Fp8Linear(layer, device))
+    found |= {name: lambda those=those: [layer(x) for layer in those] for name, those in layers.items()}
     times = {name: setting.time(launch).median * 1e3 for name, launch in found.items()}
-    count = {"int8, widened": len(layers)}
-    return {name: value / count.get(name, len(merged)) for name, value in times.items()}
+    return {name: value / len(layers.get(name, merged)) for name, value in times.items()}

@@ -18,6 +18,7 @@ from actors.engine.cpu_kernels.threads import has_openmp
 from actors.errors import ModelError
 from actors.models.loader import load_draft_model, load_model
 from actors.models.quantization import (
+    Fp8Linear,
     Int4Linear,
     Int8Linear,
     check_int4_shard,
@@ -64,6 +65,7 @@ KINDS = {
     "int8 by bytes": partial(in_int8, product="bytes"),
     "int4": lambda layer: Int4Linear(layer, CPU, True),
     "int4 widened": lambda layer: Int4Linear(layer, CPU, False),
+    "fp8": lambda layer: Fp8Linear(layer, CPU),
 }
 
 
@@ -71,7 +73,7 @@ KINDS = {
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_near_those_of_the_whole_weights(kind, bias, dtype):
-    bound = 0.01 if kind.startswith("int8") else 0.1
+    bound = {"int8": 0.01, "int4": 0.1, "fp8": 0.05}[kind.split()[0]]
     layer = linear(96, 48, bias, dtype)
     quantized = KINDS[kind](layer)
     for count in (1, 4, 33):
@@ -114,10 +116,71 @@ def test_rows_of_all_magnitudes_survive(product):
     assert distance(quantized(torch.cat([largest, -largest])), layer(torch.cat([largest, -largest]))) < 0.01
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (96, 48), (320, 80)])  # no multiples of a tile
+@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, is_packed=False)])
+def test_the_kernel_of_gpus_computes_what_the_widened_weights_do(triton_device, kind, inputs, outputs, dtype):
+    layer = linear(inputs, outputs, dtype=dtype)
+    bound = {torch.float32: 1e-2 if kind is not Int8Linear else 1e-6, torch.float16: 1e-2, torch.bfloat16: 1e-2}[dtype]
+    fast, widened = (kind(layer, triton_device, has_kernel=has_kernel) for has_kernel in (True, False))
+    for count in (1, 5, 40, 70, 257):  # the last are too many for it
+        given = rows(count, inputs, dtype).to(triton_device)
+        output = fast(given)
+        assert (output.dtype, output.shape) == (dtype, (1, count, outputs))
+        assert distance(output, widened(given)) < bound
+        if count == 5:
+            assert not torch.equal(output, fast(given.flip(1)))
+
+
+def test_the_kernel_of_gpus_can_be_traced(triton_device):
+    layer = Int8Linear(linear(64, 32), triton_device, has_kernel=True)
+    given = rows(5, 64)[0].to(triton_device)
+    arguments = (given, layer.weight, layer.scales)
+    torch.library.opcheck(torch.ops.paceline.weight_product.default, arguments, test_utils=("test_faketensor",))
+
+
+def test_fp8_rounds_weights_by_output_and_activations_by_row():
+    layer = linear(64, 32, bias=False)
+    layer.weight[3] = 0.0
+    layer.weight[5] *= 1e6
+    quantized = Fp8Linear(layer, CPU)
+    assert (quantized.weight.dtype, quantized.weight.nbytes) == (torch.float8_e4m3fn, layer.weight.nbytes // 4)
+    weights = quantized.weight.float() * quantized.scales[:, None]
+    assert ((weights - layer.weight).abs() <= 2.0**-4 * layer.weight.abs() + 2.0**-10 * quantized.scales[:, None]).all()
+    inputs = rows(6, 64) * torch.tensor([1e-20, 1e-3, 1.0, 30.0, 1e4, 1e20])[:, None]
+    output = quantized(inputs)
+    scales = inputs.abs().amax(dim=2, keepdim=True) / 448
+    rounded = (inputs / scales).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scales
+    torch.testing.assert_close(output, rounded @ weights.T, rtol=1e-5, atol=0)
+    assert torch.equal(quantized(torch.zeros(2, 64)), torch.zeros(2, 32))
+    together = quantized(rows(70, 64))
+    assert torch.equal(quantized(rows(70, 64)[:, 3:7]), together[:, 3:7])
+
+
+def test_layers_whose_parts_do_not_fit_fp8_have_int8(tmp_path):
+    source = ModelSource("tiny", "tiny", save_tiny_model(tmp_path / "tiny", hidden_size=48, heads=3, kv_heads=1))
+    model = load_model(source, quantization="fp8")
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    assert kinds["model.layers.0.mlp.down_proj"] is kinds["model.layers.0.self_attn.k_proj"] is Fp8Linear
+    assert kinds["lm_head"] is Int8Linear
+    narrow = ModelSource("narrow", "narrow", save_tiny_model(tmp_path / "narrow", hidden_size=40, heads=5, kv_heads=1))
+    assert type(load_model(narrow, quantization="fp8").model.layers[0].self_attn.k_proj) is Int8Linear  # 8 outputs
+
+
+def test_a_device_that_does_not_multiply_in_fp8_is_refused(monkeypatch, tmp_path):
+    def refuse(*_, **__):
+        raise RuntimeError("torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0")
+
+    source = ModelSource("tiny", "tiny", save_tiny_model(tmp_path / "tiny"))
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    with pytest.raises(ModelError, match=r"'tiny'.*'fp8' on device 'cpu', which does not .*: torch._scaled_mm is only"):
+        load_model(source, quantization="fp8")
+
+
 def test_int4_takes_a_quarter_of_the_bytes_of_float16():
     layer = linear(512, 512, bias=False, dtype=torch.float16)
-    for has_kernel in (True, False):
-        held = sum(buffer.nbytes for buffer in Int4Linear(layer, CPU, has_kernel).buffers())
+    for is_packed in (True, False):
+        held = sum(buffer.nbytes for buffer in Int4Linear(layer, CPU, is_packed).buffers())
         assert held == layer.weight.nbytes * (4 + 2 * 16 / 32) / 16  # 4 bits, scale and zero of 16 for 32 of them
 
 
@@ -149,13 +212,13 @@ def test_a_reduced_draft_model_is_quantized_after_its_rows_were_taken(tmp_path):
     assert distance(logits, whole.model(ids).logits) < 0.05
 
 
-@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, has_kernel=False)])
+@pytest.mark.parametrize("kind", [Int8Linear, partial(Int4Linear, is_packed=False), Fp8Linear])
 @pytest.mark.parametrize("by_input", [True, False])
 def test_the_parts_of_ranks_are_slices_of_the_whole(kind, by_input):
     whole = linear(192, 96, bias=False)
     quantized = kind(whole, CPU)
     wide = quantized(torch.eye(192)[None])[0].T  # [outputs, inputs]
-    maxima = {"row_maxima": largest_of_rows(whole.weight)} if kind is Int8Linear else {}
+    maxima = {"row_maxima": largest_of_rows(whole.weight)} if kind in (Int8Linear, Fp8Linear) else {}
     for rank, part in enumerate(whole.weight.chunk(3, dim=1 if by_input else 0)):
         shard = nn.Linear(part.shape[1], part.shape[0], bias=False)
         shard.weight = nn.Parameter(part.clone(), requires_grad=False)
@@ -237,6 +300,7 @@ def test_a_quantized_load_never_holds_the_whole_weights(tmp_path):
 
     largest = 1024 * 2816 * 4  # bytes of a weight
     assert peak("int8") < whole / 4 + 5 * largest
+    assert peak("fp8") < whole / 4 + 5 * largest
     assert peak("int4") < whole / 5 + 5 * largest
     assert peak("int8", "afterwards") > whole
 

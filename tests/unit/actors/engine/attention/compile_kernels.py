@@ -1,4 +1,4 @@
-"""Compiles the kernels of `triton_tree` for NVIDIA GPUs, without one; prints a JSON line for each.
+"""Compiles the kernels of attention and quantized products for NVIDIA GPUs, without one; prints a JSON line for each.
 
 A program of its own, because it must import Triton without its interpreter.
 """
@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from actors.engine.attention import tree_kernels
 from actors.engine.attention.triton_tree import attend_constants, combine_constants
+from actors.models.weight_kernels import product_constants, product_kernel
 
 NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 INT64, FLOAT32 = ("slots", "ancestors"), ("scale", "softcap")
@@ -55,6 +56,14 @@ def attend(capability: int, dtype: torch.dtype, **case: Any) -> dict[str, Any]:
     return {**compiled(tree_kernels.attend_kernel, capability, constants, types), "dtype": str(dtype), **case}
 
 
+def product(capability: int, group: int) -> dict[str, Any]:
+    types = {"inputs": "*bf16", "output": "*bf16", "weight": "*u8", "scales": "*bf16"}
+    if not group:
+        types |= {"weight": "*i8", "scales": "*fp32"}
+    constants = product_constants(64, 4096, 14336, group, torch.bfloat16)
+    return {**compiled(product_kernel, capability, constants, types), "group": group}
+
+
 def main() -> None:
     llama = {
         "heads": 32, "kv_heads": 8, "head_dim": 128, "value_dim": 128, "rows_per_sequence": 64, "is_split": True,
@@ -64,17 +73,21 @@ def main() -> None:
         "heads": 9, "kv_heads": 3, "head_dim": 256, "value_dim": 80, "rows_per_sequence": 64, "is_split": False,
         "window": 1024, "has_softcap": True, "has_sinks": True,
     }  # fmt: skip
+    deepseek = llama | {"heads": 128, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shares_values": True}
     for line in (
+        attend(90, torch.bfloat16, **deepseek),
         attend(90, torch.bfloat16, **llama),
         attend(80, torch.bfloat16, **everything),
         compiled(
             tree_kernels.combine_kernel,
             80,
-            combine_constants(heads=32, kv_heads=8, value_dim=128, num_splits=128, has_sinks=True),
+            combine_constants(heads=32, head_tiles=8, value_dim=128, num_splits=128, has_sinks=True),
             dict.fromkeys(("parts", "log_sums"), "*fp32")
             | dict.fromkeys(("output", "sinks"), "*bf16")
             | dict.fromkeys(("first_rows", "begins"), "*i32"),
         ),
+        product(80, 0),
+        product(90, 32),
     ):
         print(json.dumps(line))
 

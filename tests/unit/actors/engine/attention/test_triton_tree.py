@@ -50,6 +50,7 @@ class Case:
         heads: tuple[int, int] = (4, 2),
         dims: tuple[int, int] = (8, 8),
         dtype: torch.dtype = torch.float32,
+        shares_values: bool = False,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
 
@@ -62,9 +63,12 @@ class Case:
         self.keys, self.values = random(self.num_rows, heads[1], dims[0]), random(self.num_rows, heads[1], dims[1])
         slots = forest.num_slots + 1
         self.pool_keys, self.pool_values = random(slots, heads[1], dims[0]), random(slots, heads[1], dims[1])
+        self.shares_values = shares_values
+        if shares_values:
+            self.values, self.pool_values = self.keys[..., : dims[1]], self.pool_keys[..., : dims[1]]
 
     def _cache(self, dtype: torch.dtype) -> KvCache:
-        shape = LayerShape(self.keys.shape[1], self.keys.shape[2], self.values.shape[2], dtype)
+        shape = LayerShape(self.keys.shape[1], self.keys.shape[2], self.values.shape[2], dtype, self.shares_values)
         kv = KvCache(self.forest.num_slots, self.device, [shape])
         keys, values = kv.layer(0)
         keys.copy_(self.pool_keys)
@@ -142,6 +146,30 @@ def test_a_prefill_chunk_and_decoding_share_a_launch(triton_device):
 
 def test_a_head_of_256(triton_device):
     Case(forest_of([(20, 19, BRANCHED, 0)]), PLAIN, triton_device, (2, 1), (256, 256), torch.bfloat16).check()
+
+
+@pytest.mark.parametrize(
+    ("heads", "dims", "dtype"),
+    [
+        (32, (576, 512), torch.bfloat16),  # DeepSeek's: several tiles of heads
+        (10, (576, 512), torch.float32),  # heads that are no power of two
+        (40, (288, 256), torch.float16),  # MiniCPM3
+        (34, (32, 24), torch.float32),  # neither part is a power of two
+        (1, (9, 8), torch.float32),
+    ],
+)
+@pytest.mark.parametrize("launch", [{}, {"split_size": 16}])
+def test_values_that_are_columns_of_the_keys(triton_device, heads, dims, dtype, launch):
+    forest = forest_of([(20, 19, BRANCHED, 0), (9, 3, [], 0)], block_size=16)
+    scoring = Scoring(dims[0] ** -0.5, None, None)
+    Case(forest, scoring, triton_device, (heads, 1), dims, dtype, shares_values=True).check(**launch)
+
+
+def test_a_context_of_128_k(triton_device):
+    """With a tree behind it: 129 splits of one row each."""
+    known = 1 << 17
+    forest = forest_of([(known, known - 1, [-1], 0)], block_size=64)
+    Case(forest, Scoring(0.5, None, None), triton_device, (1, 1), (8, 8)).check(max_context=forest.num_slots)
 
 
 def test_contexts_that_end_at_borders_of_blocks_and_splits(triton_device):
@@ -298,7 +326,7 @@ def test_the_kernels_compile_for_ampere_and_hopper(triton_device, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     program = [sys.executable, Path(__file__).with_name("compile_kernels.py")]
     lines = subprocess.run(program, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 6
     for line in map(json.loads, lines):
         assert line["shared"] <= 99 << 10, line  # of a block, on the smallest of them
         assert line["spilled"] <= 64, line

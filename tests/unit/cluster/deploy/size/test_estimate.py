@@ -349,13 +349,15 @@ def test_the_settings_it_gives_are_settings(run):
     assert config.router.max_running == 4
 
 
-@pytest.mark.parametrize(("dtype", "gpus"), [("FP8", "h200:8"), ("int4", "h200:8"), ("int4", "h200:1")])
+@pytest.mark.parametrize(
+    ("dtype", "gpus"), [("FP8", "a100:8"), ("FP8", "h200:8"), ("int4", "h200:8"), ("int4", "h200:1")]
+)
 def test_settings_that_the_server_would_refuse_are_not_given(run, dtype, gpus):
     arguments = ["--target", "llama-70b", "--gpus", gpus, "--dtype", dtype]
     _, told = sized(run, *arguments)
     text = run("size", *arguments)[1]
     assert told["fits"]
-    assert ("Settings" in text) == (told["settings"] is not None) == (dtype == "int4")
+    assert ("Settings" in text) == (told["settings"] is not None) == (gpus != "a100:8")
     if told["settings"] is None:
         assert "there are no settings for it" in " ".join(text.split())
     else:
@@ -363,7 +365,7 @@ def test_settings_that_the_server_would_refuse_are_not_given(run, dtype, gpus):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "remedy"), [("l4:1", None), ("h100:1", "--dtype int8 or int4"), ("l40s:1", "--dtype int4")]
+    ("gpus", "remedy"), [("l4:1", None), ("h100:1", "--dtype fp8 or int8 or int4"), ("l40s:1", "--dtype int4")]
 )
 def test_fewer_bits_are_a_remedy_where_it_fits_in_them(run, gpus, remedy):
     arguments = ["--target", "llama-70b", "--gpus", gpus]

@@ -1,0 +1,67 @@
+"""Products with weights in int8 or int4 on a GPU, as one operator that torch's compiler does not look into.
+
+Few rows are multiplied by a Triton kernel that reads the weights as they are stored. Of torch's own kernels, that for
+int8 on CUDA has a thread an output and no tensor cores, and that for int4 wants a layout that cannot be widened again
+for the many rows of a prompt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+GROUP = 32  # weights that share an int4 scale
+_LEAST_CAPABILITY = (8, 0)  # as for attention by Triton
+_MOST_KERNEL_ROWS = 256  # with more, widening the weights costs less than the product
+
+
+def has_weight_kernel(device: torch.device) -> bool:
+    """Whether `weight_product` has its kernel on a device."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
+
+
+def weight_product(inputs: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """[rows, in_features] -> [rows, out_features], in the dtype of the inputs.
+
+    weight and scales: of an `Int8Linear`, or scales with zeros of an `Int4Linear` that is not packed for a CPU.
+    """
+    output: Tensor = torch.ops.paceline.weight_product(inputs, weight, scales)
+    return output
+
+
+def widened_int8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """weight: int8 [out_features, in_features]; scales: float32 [out_features]."""
+    return (weight * scales[:, None]).to(dtype)
+
+
+def widened_int4(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
+    """bfloat16 [out_features, in_features]. weight: uint8 [out_features, in_features // 2]; scales_and_zeros: bfloat16
+    [groups, out_features, 2]."""
+    codes = torch.stack([weight >> 4, weight & 15], dim=2).view(len(weight), -1, GROUP)
+    scales, zeros = scales_and_zeros.transpose(0, 1).split(1, dim=2)
+    return ((codes.to(torch.bfloat16) - 8) * scales + zeros).view(len(weight), -1)
+
+
+def _weight_product(inputs: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    is_int4 = weight.dtype == torch.uint8
+    if len(inputs) <= _MOST_KERNEL_ROWS:
+        from actors.models.weight_kernels import launch_product  # Triton is not installed everywhere
+
+        return launch_product(inputs, weight, scales, GROUP if is_int4 else 0)
+    wide = widened_int4(weight, scales).to(inputs.dtype) if is_int4 else widened_int8(weight, scales, inputs.dtype)
+    return torch.nn.functional.linear(inputs, wide)
+
+
+def _fake_weight_product(inputs: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    return inputs.new_empty((inputs.shape[0], weight.shape[0]))
+
+
+_library = torch.library.Library("paceline", "FRAGMENT")
+_library.define("weight_product(Tensor inputs, Tensor weight, Tensor scales) -> Tensor")
+for _device in ("CPU", "CUDA"):
+    _library.impl("weight_product", _weight_product, _device)
+torch.library.register_fake("paceline::weight_product", _fake_weight_product, lib=_library)
