@@ -6,6 +6,8 @@ their maker's. What was measured is kept in $PACELINE_HOME/cpu_kernels.json, so 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import math
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 import torch
+from numba import config
 from torch import Tensor, nn
 
 from actors.engine.cpu_kernels.fused_layer import PanelKernel
@@ -84,7 +87,6 @@ def replace_linears(model: nn.Module) -> bool:
             product = choices.kernel(torch.int8, module.in_features, module.out_features)
             if product != _WIDENED:
                 module.take_product(INT8_PRODUCTS[product])
-    choices.save()
     return any(
         isinstance(module, _LIBRARY_LINEARS) or isinstance(getattr(module, "product", None), ByteProduct)
         for module in model.modules()
@@ -94,17 +96,12 @@ def replace_linears(model: nn.Module) -> bool:
 def choose_panels(dtype: torch.dtype, in_features: int, out_features: int) -> PanelKernel | None:
     """How panels multiply this shape here; None where another kernel is faster."""
     choices = _choices_of(paceline_home() / "cpu_kernels.json")
-    kernel = choices.kernel(dtype, in_features, out_features)
-    choices.save()
-    return _PANELS.get(kernel)
+    return _PANELS.get(choices.kernel(dtype, in_features, out_features))
 
 
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:
     """In which a CPU model with weights in bfloat16 is faster here: measured once on products of this shape."""
-    choices = _choices_of(paceline_home() / "cpu_kernels.json")
-    dtype = choices.dtype(in_features, out_features)
-    choices.save()
-    return dtype
+    return _choices_of(paceline_home() / "cpu_kernels.json").dtype(in_features, out_features)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -122,64 +119,87 @@ def _choices_of(path: Path) -> KernelChoices:
 
 
 class KernelChoices:
-    """Names of the fastest kernels by dtype and shape, from a file of this machine or measured."""
+    """Names of the fastest kernels by dtype and shape, from a file of this machine or measured.
+
+    One process measures at a time, and the others take what it has found: two that compute with different kernels would
+    round differently.
+    """
 
     def __init__(self, path: Path) -> None:
         """The file need not exist; one that cannot be read is measured anew."""
         self._path = path
         self._machine = _machine()
-        self._is_saved = True
-        try:
-            self._all: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-            known = self._all.get(self._machine, {}).items()
-            self._known = {key: name for key, name in known if name in _NAMES}
-        except (OSError, ValueError, AttributeError):
-            self._all, self._known = {}, {}
+        self._known = self._read().get(self._machine, {})
 
     def kernel(self, dtype: torch.dtype, in_features: int, out_features: int) -> str:
         if in_features * out_features * dtype.itemsize <= _SMALL and has_openmp():
             return "panel"
         key = f"{str(dtype).removeprefix('torch.')} {in_features}x{out_features}"
-        if key not in self._known:
-            self._known[key] = fastest_kernel(measure(dtype, in_features, out_features))
-            self._is_saved = False
-            logger.info("linear layers of %s: kernel %r is the fastest here", key, self._known[key])
-        return self._known[key]
+        return self._choice(key, lambda: fastest_kernel(measure(dtype, in_features, out_features)))
 
     def dtype(self, in_features: int, out_features: int) -> Dtype:
         """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if it is not slower."""
-        key = f"dtype of {in_features}x{out_features} in bfloat16"
-        if key not in self._known:
+
+        def measured() -> str:
             seconds = {}
             for name, dtype in _DTYPES.items():
                 times = measure(dtype, in_features, out_features, stored=torch.bfloat16)
                 seconds[name] = times[fastest_kernel(times)]
             ratio = math.prod(map(operator.truediv, seconds["float32"], seconds["bfloat16"])) ** (1 / len(_ROWS))
-            self._known[key] = "bfloat16" if ratio >= _LEAST_GAIN else "float32"
-            self._is_saved = False
-            logger.info("weights in bfloat16: products in bfloat16 take 1/%.2f of the time here", ratio)
-        return "bfloat16" if self._known[key] == "bfloat16" else "float32"
+            return "bfloat16" if ratio >= _LEAST_GAIN else "float32"
 
-    def save(self) -> None:
-        """Keep what was measured. A home that cannot be written costs the next start the same time."""
-        if self._is_saved:
-            return
-        self._is_saved = True
+        choice = self._choice(f"dtype of {in_features}x{out_features} in bfloat16", measured)
+        return "bfloat16" if choice == "bfloat16" else "float32"
+
+    def _choice(self, key: str, measured: Callable[[], str]) -> str:
+        if key not in self._known:
+            with _locked(self._path.with_suffix(".lock")):
+                known = self._read()
+                self._known |= known.get(self._machine, {})
+                if key not in self._known:
+                    self._known[key] = measured()
+                    logger.info("%s: %r is the fastest here", key, self._known[key])
+                    self._write(known | {self._machine: self._known})
+        return self._known[key]
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            machines = json.loads(self._path.read_text(encoding="utf-8"))
+            return {
+                machine: {key: name for key, name in known.items() if name in _NAMES}
+                for machine, known in machines.items()
+            }
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def _write(self, machines: dict[str, dict[str, str]]) -> None:
+        """A home that cannot be written costs the next start the same time."""
         temporary = self._path.with_suffix(f".{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self._all | {self._machine: self._known}, indent=1), encoding="utf-8")
+            temporary.write_text(json.dumps(machines, indent=1), encoding="utf-8")
             temporary.replace(self._path)
         except OSError as error:
             logger.info("measured kernels are not kept: %s", error)
 
 
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among the processes of this machine, where the file can be made."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.info("kernels are measured without a lock: %s", error)
+        yield
+
+
 def _machine() -> str:
     """What the speed of a kernel depends on, as far as it can change under one home."""
-    cpu = f"{platform.machine()} {llvm.get_host_cpu_name()}"
-    return (
-        f"{cpu} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
-    )
+    masks = " ".join(filter(None, (os.environ.get("ONEDNN_MAX_CPU_ISA"), config.CPU_NAME, config.CPU_FEATURES)))
+    cpu = f"{platform.machine()} {llvm.get_host_cpu_name()} {torch.backends.cpu.get_cpu_capability()} {masks}".strip()
+    return f"{cpu}, torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def fastest_kernel(seconds: dict[str, list[float]]) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,8 +53,7 @@ def test_what_was_measured_is_kept_for_the_next_process(small_measurements, tmp_
     path = tmp_path / "home" / "cpu_kernels.json"
     choices = KernelChoices(path)
     kernel = choices.kernel(*SHAPE)
-    choices.save()
-    assert list(tmp_path.joinpath("home").iterdir()) == [path]
+    assert sorted(tmp_path.joinpath("home").iterdir()) == [path, path.with_suffix(".lock")]
     monkeypatch.setattr(kernel_choice, "measure", None)  # would raise
     assert KernelChoices(path).kernel(*SHAPE) == kernel
 
@@ -62,10 +64,40 @@ def test_another_machine_under_the_same_home_is_measured_too(small_measurements,
     choices = KernelChoices(path)
     monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"packed": [1.0], "plain": [2.0]})
     assert choices.kernel(*SHAPE) == "packed"
-    choices.save()
     kept = json.loads(path.read_text())
     assert kept.pop("another machine") == {"float32 512x256": "plain"}
     assert list(kept.values()) == [{"float32 512x256": "packed"}]
+
+
+def test_two_that_ask_at_once_choose_the_same_and_lose_nothing(small_measurements, tmp_path, monkeypatch):
+    path, measured, is_measuring = tmp_path / "cpu_kernels.json", [], threading.Event()
+
+    def slow(*shape):
+        measured.append(shape)
+        is_measuring.set()
+        time.sleep(0.2)
+        return {"plain" if len(measured) % 2 else "packed": [1.0]}
+
+    monkeypatch.setattr(kernel_choice, "measure", slow)
+    first, second = KernelChoices(path), KernelChoices(path)
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(first.kernel, *SHAPE)
+        assert is_measuring.wait(10)
+        assert second.kernel(*SHAPE) == asked.result(10) == "plain"
+        second.kernel(torch.float32, 512, 512)
+        first.kernel(torch.float32, 512, 1024)
+    assert len(measured) == 3
+    assert len(next(iter(json.loads(path.read_text()).values()))) == 3
+
+
+def test_a_processor_with_masked_instructions_is_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_choice, "_SMALL", 0)
+    path = tmp_path / "cpu_kernels.json"
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"plain": [1.0]})
+    KernelChoices(path).kernel(*SHAPE)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"packed": [1.0]})
+    assert KernelChoices(path).kernel(*SHAPE) == "packed"
 
 
 @pytest.mark.parametrize(("slower", "dtype"), [(1.05, "float32"), (1.3, "bfloat16")])
@@ -78,7 +110,6 @@ def test_bfloat16_must_be_faster_by_a_tenth(slower, dtype, small_measurements, t
     monkeypatch.setattr(kernel_choice, "measure", measured)
     choices = KernelChoices(path)
     assert choices.dtype(512, 256) == dtype
-    choices.save()
     monkeypatch.setattr(kernel_choice, "measure", None)  # would raise
     assert KernelChoices(path).dtype(512, 256) == dtype
 
@@ -90,7 +121,6 @@ def test_a_file_that_is_no_record_is_measured_anew(text, small_measurements, tmp
     monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"plain": [2.0]})
     choices = KernelChoices(path)
     assert choices.kernel(*SHAPE) == "plain"
-    choices.save()
     assert KernelChoices(path).kernel(*SHAPE) == "plain"
 
 
@@ -98,7 +128,6 @@ def test_a_home_that_cannot_be_written_keeps_nothing_and_serves(small_measuremen
     (tmp_path / "file").touch()
     choices = KernelChoices(tmp_path / "file" / "cpu_kernels.json")
     assert choices.kernel(*SHAPE) in KERNELS
-    choices.save()
 
 
 @pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
