@@ -20,6 +20,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.home import paceline_home
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.models.quantization import quantize_linears
 
 CONTEXT = 200
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -41,17 +42,32 @@ def forward_s(engine: TargetEngine, rows: int) -> float:
     return elapsed
 
 
+def stored_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the weights that a step reads; tied ones once, and of untied embeddings none."""
+    head = model.get_output_embeddings()
+    read = {
+        id(tensor): tensor.nbytes
+        for module in model.modules()
+        if not isinstance(module, torch.nn.Embedding) or module.weight is getattr(head, "weight", None)
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    }
+    return sum(read.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default=str(paceline_home() / "models" / "smollm2"))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"])
     parser.add_argument("--rows", default="1,2,4,6,8,12,16,32,64")
     parser.add_argument("--turns", type=int, default=10)
     given = parser.parse_args()
     torch.set_num_threads(1)
     dtype = getattr(torch, given.dtype)
     plain, own = (AutoModelForCausalLM.from_pretrained(given.model, dtype=dtype).eval() for _ in range(2))
-    weight_bytes = sum(parameter.nbytes for parameter in plain.parameters())
+    quantize_linears(own, given.quantization, torch.device("cpu"))
+    weight_bytes = stored_bytes(own)
     buffer = torch.ones(weight_bytes // 4)
     engine = TargetEngine(own, EngineOptions(256, 16))
     best: dict[str, float] = {}
@@ -70,7 +86,7 @@ def main() -> None:
             note("transformers", time.thread_time() - started)
             for rows in map(int, given.rows.split(",")):
                 note(f"{rows} rows", forward_s(engine, rows))
-    print(f"{given.dtype}, {weight_bytes / 1e6:.0f} MB of weights, torch {torch.__version__}")
+    print(f"{given.dtype}, {given.quantization}: {weight_bytes / 1e6:.0f} MB of weights, torch {torch.__version__}")
     for name, seconds in best.items():
         print(f"{name:14}{seconds * 1e3:8.1f} ms{seconds / best['floor']:8.2f} x floor")
 

@@ -8,7 +8,7 @@ products.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from actors.engine.cpu_kernels.microkernel import BFLOAT16_PAIRS, FLOAT32, INPUT
 from actors.engine.cpu_kernels.panel_linear import lay_out
 from actors.engine.layer_shapes import ShapeProbe
 from actors.errors import ModelError
+from actors.models.quantization import Int8Linear
 
 
 class PanelKernel(NamedTuple):
@@ -94,14 +95,17 @@ class Workspace:
             self.state[place] = buffer.data_ptr()
 
 
+Linear: TypeAlias = nn.Linear | Int8Linear
+
+
 class LayerParts(NamedTuple):
     """Modules of a layer as Llama has them."""
 
     norms: tuple[nn.Module, nn.Module]  # before attention, before the MLP
-    projections: list[nn.Linear]  # of queries, keys, values
-    output: nn.Linear
-    gates: list[nn.Linear]  # of the gate and of what it gates
-    down: nn.Linear
+    projections: list[Linear]  # of queries, keys, values
+    output: Linear
+    gates: list[Linear]  # of the gate and of what it gates
+    down: Linear
     head_norms: list[nn.Module]  # of queries and keys, or none
 
 
@@ -124,7 +128,7 @@ class FusedLayer(nn.Module):
         self._attended = attended
         self._space = shared
         self._kept: list[Any] = []
-        self._dtype = parts.down.weight.dtype
+        self._dtype = parts.norms[0].weight.dtype
         rounds = self._dtype == torch.bfloat16
         heads, key_heads, dim = attended.heads, attended.key_heads, attended.head_dim
         hidden, width = parts.output.out_features, parts.down.in_features
@@ -190,7 +194,7 @@ class FusedLayer(nn.Module):
         plan.attend(one.layer, query, keys, keys, Scoring(one.scale, one.window or None, softcap=None))
         return hidden_states
 
-    def _product(self, linears: list[nn.Linear], choose: ChoosePanels) -> _Product:
+    def _product(self, linears: list[Linear], choose: ChoosePanels) -> _Product:
         weight = torch.cat([linear.weight for linear in linears])
         kernel = choose(weight.dtype, weight.shape[1], len(weight))
         if kernel is None:
@@ -198,19 +202,25 @@ class FusedLayer(nn.Module):
         panels, kind = lay_out(weight, kernel.rounds_inputs)
         if panels.shape[1] * INPUTS_OF_ITEM[kind] != weight.shape[1]:
             raise RuntimeError(f"{weight.shape[1]} inputs are no whole number of items")
-        bias = 0
-        if linears[0].bias is not None:
-            padded = nn.functional.pad(torch.cat([one.bias.float() for one in linears]), (0, -len(weight) % PANEL))
-            bias = padded.data_ptr()
-            self._kept.append(padded)
         self._kept.append(panels)
-        fields = [panels.shape[1], panels.data_ptr(), len(panels), bias, multiply(kind, kernel.ahead_bytes)]
+        bias = scales = 0
+        if linears[0].bias is not None:
+            bias = self._padded([linear.bias for linear in linears])
+        if isinstance(linears[0], Int8Linear):
+            scales = self._padded([linear.scales for linear in linears])
+        fields = [panels.shape[1], panels.data_ptr(), len(panels), bias, scales, multiply(kind, kernel.ahead_bytes)]
         return _Product((layer_steps.multiply_panels(), fields), len(panels) * PANEL, int(kind == BFLOAT16_PAIRS))
+
+    def _padded(self, parts: list[Tensor]) -> int:
+        """Address of numbers of all outputs."""
+        whole = torch.cat(parts).float()
+        self._kept.append(nn.functional.pad(whole, (0, -len(whole) % PANEL)))
+        return int(self._kept[-1].data_ptr())
 
     def _weight(self, norm: nn.Module) -> int:
         weight = norm.weight.detach().float().contiguous()
         self._kept.append(weight)
-        return weight.data_ptr()
+        return int(weight.data_ptr())
 
     def _lay_out(self, steps: list[tuple[int, list[int]]]) -> np.ndarray:
         works = [np.array([self._space.state.ctypes.data, *fields], np.int64) for _, fields in steps]

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numba import njit
-from torch import Tensor
+from torch import Tensor, nn
 
 from actors.engine.cpu_kernels.microkernel import INT8, PANEL, multiply
 from actors.engine.cpu_kernels.panel_linear import Work, share_of_panels, to_panels
@@ -29,7 +29,8 @@ _CHECKED_OUTPUTS = 16
 class PanelProduct:
     def __init__(self, weight: Tensor, scales: Tensor, ahead_bytes: int = 0) -> None:
         """weight: int8 [out_features, in_features]. scales: float32 [out_features]. ahead_bytes: as `make_multiply`."""
-        self._panels, self._scales = to_panels(weight), scales
+        self._panels, self._outputs = to_panels(weight), len(weight)
+        self._scales = nn.functional.pad(scales, (0, -len(scales) % PANEL))
         self._width = len(self._panels) * PANEL
         self._run, self._share, self._multiply = openmp(), share_of_panels(), multiply(INT8, ahead_bytes)
 
@@ -38,10 +39,10 @@ class PanelProduct:
         outputs = rows.new_empty((len(rows), self._width))
         work = Work(
             rows.data_ptr(), len(rows), rows.shape[1], self._panels.data_ptr(), outputs.data_ptr(), len(self._panels),
-            0, self._multiply,
+            0, self._scales.data_ptr(), self._multiply,
         )  # fmt: skip
         self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
-        return outputs[:, : len(self._scales)].mul_(self._scales)
+        return outputs[:, : self._outputs]
 
 
 class ByteProduct:

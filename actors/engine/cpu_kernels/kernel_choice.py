@@ -65,6 +65,7 @@ _MOST_COPIES = 32
 _DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NAMES = {*KERNELS, *INT8_PRODUCTS, _WIDENED, *_DTYPES}  # that a record may hold
 _LEAST_GAIN = 1.1  # for which bfloat16 is worth its rounding
+_MOST_LOSS = 1.25  # of a kernel of panels that fusing makes good
 _SMALL = 1 << 18  # bytes of weights for which the call costs more than the product
 
 
@@ -94,9 +95,9 @@ def replace_linears(model: nn.Module) -> bool:
 
 
 def choose_panels(dtype: torch.dtype, in_features: int, out_features: int) -> PanelKernel | None:
-    """How panels multiply this shape here; None where another kernel is faster."""
-    choices = _choices_of(paceline_home() / "cpu_kernels.json")
-    return _PANELS.get(choices.kernel(dtype, in_features, out_features))
+    """How panels multiply this shape in a fused layer; None where another kernel is so much faster that it pays more
+    than fusing."""
+    return _PANELS.get(_choices_of(paceline_home() / "cpu_kernels.json").panels(dtype, in_features, out_features))
 
 
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:
@@ -132,10 +133,17 @@ class KernelChoices:
         self._known = self._read().get(self._machine, {})
 
     def kernel(self, dtype: torch.dtype, in_features: int, out_features: int) -> str:
-        if in_features * out_features * dtype.itemsize <= _SMALL and has_openmp():
+        if _is_small(dtype, in_features, out_features):
             return "panel"
-        key = f"{str(dtype).removeprefix('torch.')} {in_features}x{out_features}"
+        key = f"{_name(dtype)} {in_features}x{out_features}"
         return self._choice(key, lambda: fastest_kernel(measure(dtype, in_features, out_features)))
+
+    def panels(self, dtype: torch.dtype, in_features: int, out_features: int) -> str:
+        """A kernel of panels, or "plain"."""
+        if _is_small(dtype, in_features, out_features):
+            return "panel"
+        key = f"{_name(dtype)} {in_features}x{out_features} in fused layers"
+        return self._choice(key, lambda: fastest_panels(measure(dtype, in_features, out_features)))
 
     def dtype(self, in_features: int, out_features: int) -> Dtype:
         """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if it is not slower."""
@@ -205,6 +213,24 @@ def _machine() -> str:
 def fastest_kernel(seconds: dict[str, list[float]]) -> str:
     """The kernel with the smallest product of its times, which counts ratios at all row counts alike."""
     return min(seconds, key=lambda name: sum(map(math.log, seconds[name])))
+
+
+def fastest_panels(seconds: dict[str, list[float]]) -> str:
+    """The fastest kernel of panels, or "plain" where there is none or another is too much faster."""
+    panels = {name: times for name, times in seconds.items() if name in _PANELS}
+    if not panels:
+        return "plain"
+    best, fastest = panels[fastest_kernel(panels)], seconds[fastest_kernel(seconds)]
+    loss = math.prod(map(operator.truediv, best, fastest)) ** (1 / len(best))
+    return fastest_kernel(panels) if loss <= _MOST_LOSS else "plain"
+
+
+def _is_small(dtype: torch.dtype, in_features: int, out_features: int) -> bool:
+    return in_features * out_features * dtype.itemsize <= _SMALL and has_openmp()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @torch.inference_mode()

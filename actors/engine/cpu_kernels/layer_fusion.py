@@ -22,6 +22,7 @@ from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceStart
+from actors.models.quantization import Int8Linear
 
 logger = logging.getLogger(__name__)
 
@@ -190,18 +191,21 @@ def _parts_of(layer: nn.Module) -> LayerParts | None:
 
 def _are_plain(parts: LayerParts) -> bool:
     groups = [parts.projections, [parts.output], parts.gates, [parts.down]]
-    for linears in groups:
-        for linear in linears:
-            if type(linear) is not nn.Linear or (linear.bias is None) != (linears[0].bias is None):
-                return False
+    linears = [linear for group in groups for linear in group]
+    for group in groups:
+        if len({(type(linear), linear.bias is None) for linear in group}) > 1:
+            return False
+    if any(type(linear) not in (nn.Linear, Int8Linear) or getattr(linear, "product", None) for linear in linears):
+        return False
     norms = [*parts.norms, *parts.head_norms]
     eps = [getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms]
     if not all(isinstance(one, float) for one in eps) or any(getattr(norm, "weight", None) is None for norm in norms):
         return False
-    weights = [linear.weight for linears in groups for linear in linears] + [norm.weight for norm in norms]
-    dtypes = {weight.dtype for weight in weights}
+    computed = [linear.weight for linear in linears if type(linear) is nn.Linear] + [norm.weight for norm in norms]
+    dtypes = {weight.dtype for weight in computed}
+    stored = [linear.weight for linear in linears] + computed
     return (
         len(dtypes) == 1
         and dtypes <= set(_DTYPES)
-        and all(type(weight.data) is Tensor and weight.device.type == "cpu" for weight in weights)
+        and all(type(weight.data) is Tensor and weight.device.type == "cpu" for weight in stored)
     )

@@ -65,15 +65,15 @@ def add_and_normalize(rounds: bool) -> int:
 
 @lru_cache
 def multiply_panels() -> int:
-    """products = inputs times weights, plus bias. Fields: state, items of a row, weights, panels, bias (0: none), and
-    the address of `multiply`."""
+    """products = inputs times weights, as `multiply_share` has it. Fields: state, items of a row, weights, panels,
+    bias, scales, and the address of `multiply`."""
     sources = SOURCES
 
     def share(work):  # type: ignore[no-untyped-def]
         sources  # noqa: B018 - a part of the key of numba's cache
         state = int64s(work[0])
         multiply_share(
-            state[INPUTS], state[ROWS], work[1], work[2], state[PRODUCTS], work[3], work[4], work[5]
+            state[INPUTS], state[ROWS], work[1], work[2], state[PRODUCTS], work[3], work[4], work[5], work[6]
         )  # fmt: skip
 
     return entry_point(share)

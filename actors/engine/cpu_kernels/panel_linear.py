@@ -18,6 +18,7 @@ from actors.engine.cpu_kernels.microkernel import (
     FLOAT16,
     FLOAT32,
     INPUTS_OF_ITEM,
+    INT8,
     PANEL,
     compiled_features,
     multiply,
@@ -61,7 +62,7 @@ class PanelLinear(nn.Module):
         outputs = rows.new_empty((*inputs.shape[:-1], self._width), dtype=torch.float32)
         weights, panels, bias, multiply = self._fields
         work = Work(
-            rows.data_ptr(), rows.numel() // rows.shape[-1], self._depth, weights, outputs.data_ptr(), panels, bias,
+            rows.data_ptr(), rows.numel() // rows.shape[-1], self._depth, weights, outputs.data_ptr(), panels, bias, 0,
             multiply,
         )  # fmt: skip
         self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
@@ -77,6 +78,8 @@ def lay_out(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
         if weight.dtype != torch.bfloat16 or not has_bfloat16_pairs():
             raise RuntimeError("no products of pairs in bfloat16")
         return to_pair_panels(weight), BFLOAT16_PAIRS
+    if weight.dtype == torch.int8:
+        return to_panels(weight), INT8
     weight = _narrowed(weight)
     return to_pair_panels(weight) if weight.dtype == torch.bfloat16 else to_panels(weight), _KINDS[weight.dtype]
 
@@ -103,11 +106,11 @@ def _narrowed(weight: Tensor) -> Tensor:
 
 
 class Work(ctypes.Structure):
-    """One product, as `share_of_panels` reads it: outputs [rows, 16 panels] = inputs times weights, plus bias."""
+    """One product, as `multiply_share` has it."""
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("inputs", "rows", "depth", "weights", "outputs", "panels", "bias", "multiply")
+        for name in ("inputs", "rows", "depth", "weights", "outputs", "panels", "bias", "scales", "multiply")
     ]
 
 
@@ -123,24 +126,31 @@ def share_of_panels() -> int:
 
     def share(work):  # type: ignore[no-untyped-def]
         sources  # noqa: B018 - a part of the key of numba's cache
-        multiply_share(work[0], work[1], work[2], work[3], work[4], work[5], work[6], work[7])
+        multiply_share(work[0], work[1], work[2], work[3], work[4], work[5], work[6], work[7], work[8])
 
     return entry_point(share)
 
 
 @njit(nogil=True)
-def multiply_share(inputs, rows, depth, weights, outputs, panels, bias, multiply):  # type: ignore[no-untyped-def]
-    """One thread's share of outputs [rows, 16 panels] = products + bias (0: none). Addresses, and numbers."""
+def multiply_share(inputs, rows, depth, weights, outputs, panels, bias, scales, multiply):  # type: ignore[no-untyped-def]
+    """One thread's share of outputs [rows, 16 panels] = products + bias, or products * scales + bias (0: none).
+    Addresses, and numbers."""
     thread, threads, width = thread_num(), num_threads(), panels * PANEL
     size = -(-panels // (4 * threads)) * 4
     first, last = min(panels, thread * size), min(panels, (thread + 1) * size)
     count = (last - first) * PANEL
     for row in range(rows):
         own = carray(floats(outputs + 4 * (row * width + first * PANEL)), (count,))
-        if bias:
+        if bias and not scales:
             own[:] = carray(floats(bias + 4 * first * PANEL), (count,))
         else:
             own[:] = np.float32(0.0)
     work = np.array([inputs, rows, depth, weights, outputs, width, first, last])
     call(multiply, work.ctypes.data)
     keep_alive(work)
+    if scales:
+        for row in range(rows):
+            own = carray(floats(outputs + 4 * (row * width + first * PANEL)), (count,))
+            own *= carray(floats(scales + 4 * first * PANEL), (count,))
+            if bias:
+                own += carray(floats(bias + 4 * first * PANEL), (count,))

@@ -23,6 +23,7 @@ from actors.engine.sequence import Sequence
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceStart
+from actors.models.quantization import quantize_linears
 
 pytestmark = pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
 
@@ -195,6 +196,18 @@ def test_a_second_engine_of_the_same_model_shares_its_layers_unless_it_attends_i
         assert torch.allclose(logits_of(runner, [[(9, [-1, 0, 0])]], 1), plain, atol=1e-4)
     with pytest.raises(ModelError, match="needs a model of its own"):
         logits_of(ModelRunner(model, BLOCKS * BLOCK, "bitwise"), [[(9, [])]], 1)
+
+
+@pytest.mark.parametrize("name", ["llama", "biases", "odd"])
+def test_layers_in_8_bits_are_fused_and_say_what_plain_ones_say(name):
+    model = make_model(name)
+    quantize_linears(model, "int8", torch.device("cpu"))
+    plain = ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True)
+    fused = ModelRunner(model, BLOCKS * BLOCK)
+    assert is_fused(fused.model) == [True] * 3
+    rounds = rounds_of(np.random.default_rng(2), 2)
+    found, expected = logits_of(fused, rounds, 2), logits_of(plain, rounds, 2)
+    assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-3
 
 
 def test_an_engine_takes_the_option():

@@ -16,6 +16,7 @@ from actors.engine.cpu_kernels.kernel_choice import (
     KERNELS,
     KernelChoices,
     fastest_kernel,
+    fastest_panels,
     measure,
     replace_linears,
 )
@@ -35,6 +36,12 @@ def small_measurements(monkeypatch):
 
 def test_the_kernel_with_the_smallest_product_of_times_wins():
     assert fastest_kernel({"a": [1.0, 8.0], "b": [2.0, 3.0], "c": [1.0, float("inf")]}) == "b"
+
+
+def test_fused_layers_get_panels_unless_another_kernel_is_faster_by_a_quarter():
+    assert fastest_panels({"panel": [2.0, 2.0], "pairs": [1.0, 3.0], "plain": [1.6, 1.6]}) == "pairs"
+    assert fastest_panels({"panel": [2.0, 2.0], "packed": [1.5, 1.5]}) == "plain"
+    assert fastest_panels({"packed": [1.0, 1.0]}) == "plain"
 
 
 def test_measuring_times_every_kernel_that_this_processor_has(small_measurements):
