@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -26,7 +27,6 @@ from numba.extending import intrinsic
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 
 PANEL = 16  # outputs of a panel
-_MOST_ROWS = 6  # of a block
 _DEPTH = 1024  # in_features between two stores of the sums: a panel's share stays in the second-level cache
 
 # Formats of stored weights, and bytes of their items and of the inputs that an item is multiplied with. In BFLOAT16 an
@@ -178,13 +178,22 @@ def compiled_features() -> dict[str, bool]:
     return level.get(config.CPU_NAME, {}) | features
 
 
-def panels_at_once(features: Mapping[str, bool]) -> tuple[int, int]:
-    """The most rows for which four, and two, panels at once leave registers for weights and inputs; from LLVM's names
-    of the processor's features. The sums of a row and panel take one of 32 registers of AVX-512, two of 16 of AVX2 and
-    four of 32 of NEON."""
+class Blocks(NamedTuple):
+    """The most rows of a block, and the most for which four, three and two panels at once leave registers for weights
+    and inputs."""
+
+    rows: int
+    four: int
+    three: int
+    two: int
+
+
+def blocks_of(features: Mapping[str, bool]) -> Blocks:
+    """From LLVM's names of the processor's features. The sums of a row and panel take one of 32 registers of AVX-512,
+    two of 16 of AVX2 and four of 32 of NEON."""
     if features.get("avx512f"):
-        return 6, 6
-    return (1, 2) if features.get("avx2") or features.get("neon") else (0, 1)
+        return Blocks(8, 6, 8, 8)
+    return Blocks(6, 1, 1, 2) if features.get("avx2") or features.get("neon") else Blocks(6, 0, 0, 1)
 
 
 @lru_cache
@@ -194,7 +203,7 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
     It reads int64 numbers: inputs, rows, items of a row, weights, outputs [rows, stride], stride, first panel, and the
     one after the last. Inputs are contiguous. ahead_bytes: distance of prefetched weights; 0: none are.
     """
-    four, two = panels_at_once(compiled_features())
+    most_rows, four, three, two = blocks_of(compiled_features())
     item_bytes, input_bytes, sources = ITEM_BYTES[kind], INPUT_BYTES[kind], SOURCES
 
     def run(work):  # type: ignore[no-untyped-def]
@@ -204,9 +213,9 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
         if rows == 0:
             return
         panel_bytes = depth * PANEL * item_bytes
-        passes = (rows + _MOST_ROWS - 1) // _MOST_ROWS
+        passes = (rows + most_rows - 1) // most_rows
         largest = (rows + passes - 1) // passes
-        panels = 4 if largest <= four else 2 if largest <= two else 1
+        panels = 4 if largest <= four else 3 if largest <= three else 2 if largest <= two else 1
         for begin in range(0, depth, _DEPTH):
             count = min(_DEPTH, depth - begin)
             panel = first
@@ -235,6 +244,14 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
                                 _block(place, 5, 4, kind, ahead_bytes)
                             else:
                                 _block(place, 6, 4, kind, ahead_bytes)
+                    elif step == 3:  # for more rows than four panels: seven or eight, or six beside seven
+                        if three > 1:
+                            if some == 6:
+                                _block(place, 6, 3, kind, ahead_bytes)
+                            elif some == 7:
+                                _block(place, 7, 3, kind, ahead_bytes)
+                            else:
+                                _block(place, 8, 3, kind, ahead_bytes)
                     elif step == 2:
                         if some == 1:
                             _block(place, 1, 2, kind, ahead_bytes)
@@ -252,8 +269,13 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
                         _block(place, 4, 1, kind, ahead_bytes)
                     elif some == 5:
                         _block(place, 5, 1, kind, ahead_bytes)
-                    else:
+                    elif some == 6:
                         _block(place, 6, 1, kind, ahead_bytes)
+                    elif most_rows > 6:
+                        if some == 7:
+                            _block(place, 7, 1, kind, ahead_bytes)
+                        else:
+                            _block(place, 8, 1, kind, ahead_bytes)
                     row += some
                 panel += step
 

@@ -27,6 +27,7 @@ from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 DTYPES = tuple(_KINDS)
+_TOGETHER = 12  # panels, so that each thread's are whole blocks of four, three or two
 
 
 class PanelLinear(nn.Module):
@@ -136,7 +137,7 @@ def multiply_share(inputs, rows, depth, weights, outputs, panels, bias, scales, 
     """One thread's share of outputs [rows, 16 panels] = products + bias, or products * scales + bias (0: none).
     Addresses, and numbers."""
     thread, threads, width = thread_num(), num_threads(), panels * PANEL
-    size = -(-panels // (4 * threads)) * 4
+    size = -(-panels // (_TOGETHER * threads)) * _TOGETHER
     first, last = min(panels, thread * size), min(panels, (thread + 1) * size)
     count = (last - first) * PANEL
     for row in range(rows):
