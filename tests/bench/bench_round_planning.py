@@ -50,7 +50,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "packed sampling": [(device_rounds, "pack_sampling")],
     "send": [(model_runner, "send_inputs")],
     "plan": [(model_runner, "PaddedPlan")],
-    "verdicts": [(device_rounds, "_successors"), (host_rounds, "walk_trees"), (target_engine.TargetEngine, "_outcomes")],
+    "verdicts": [(device_rounds, "_successors"), (host_rounds, "walk_trees"), (TargetEngine, "_outcomes")],
     "rest": [(TargetEngine, "verify")],
 }  # fmt: skip
 
