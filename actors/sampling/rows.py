@@ -201,6 +201,7 @@ def _parameters(whole, real, row_sequence):  # type: ignore[no-untyped-def]
 
 
 _Adjustments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_NO_TOKENS, _NOTHING = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 def _adjustments_of(
@@ -212,8 +213,7 @@ def _adjustments_of(
     if paths is not None and len(paths.offsets) != len(row_sequence) + 1:
         raise ValueError(f"paths has {len(paths.offsets) - 1} entries; it must have one per row, {len(row_sequence)}")
     if not any(sequence.adjusts for sequence in sequences):
-        none = np.empty(0, np.float32)
-        return np.zeros(len(row_sequence) + 1, np.int64), np.empty(0, np.int64), none, none, none
+        return np.zeros(len(row_sequence) + 1, np.int64), _NO_TOKENS, _NOTHING, _NOTHING, _NOTHING
     if paths is None and any(sequence.uses_history for sequence in sequences):
         raise ValueError("paths is None; penalties need the draft tokens on the path to each row")
     if paths is None:
