@@ -19,6 +19,7 @@ from actors.draft_tree import DraftTree
 from actors.messages import AheadItem, VerifyAhead, VerifyBatch, VerifyResult
 from actors.round_ahead import Picked, is_carried_out, parents_behind, pick, warm_up
 from cluster.router.ahead_trial import AheadTrial
+from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.drafting import Drafting
 from cluster.router.merged_trees import MergedTrees
@@ -67,6 +68,7 @@ class SendingAhead:
         mode: Literal["auto", "on", "off"],
         *,
         choice: DraftChoice,
+        counters: RouterCounters,
         drafting: Drafting,
         requests: OpenRequests,
         scheduler: Scheduler,
@@ -75,6 +77,7 @@ class SendingAhead:
         self.trial = AheadTrial()
         self._mode = mode
         self._choice = choice
+        self._counters = counters
         self._drafting = drafting
         self._requests = requests
         self._scheduler = scheduler
@@ -127,6 +130,7 @@ class SendingAhead:
             most_lost,
             self._promises.trust,
         )
+        self._counters.ahead_sent += 1
         self._sent = _Sent(message, planned, {entry.seq_id: i for i, entry in enumerate(planned.entries)}, merged)
         return message
 
@@ -161,8 +165,10 @@ class SendingAhead:
             if gain:
                 self._kept += _KEPT_WEIGHT * (1.0 - picked.lost / gain - self._kept)
         if sent is None or picked is None or not is_carried_out(sent.message, picked):
+            self._counters.ahead_declined += picked is not None
             self.drop()
             return None
+        self._counters.ahead_used += 1
         self._sent = None
         entries: list[RoundEntry] = []
         places: list[int] = []  # in `picked`
