@@ -51,7 +51,7 @@ class DeviceRounds:
         rows = last_rows(batch.first_rows, np.array(wanted))
         if draws is None:
             inputs = self._runner.send(batch, rows, num_logits)
-            self._runner.launch(inputs, None, lambda: self._runner.compute(inputs) and None)
+            self._runner.launch(inputs, None, lambda: self._compute(inputs))
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
         inputs = self._runner.send(batch, rows, num_logits, more)
@@ -90,6 +90,10 @@ class DeviceRounds:
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
         )
+
+    def _compute(self, inputs: DeviceInputs) -> None:
+        """Fill the KV slots of rows that nothing is drawn from."""
+        self._runner.compute(inputs)
 
     @torch.inference_mode()
     def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -63,7 +63,7 @@ class RouterCounters:
     abandoned_rounds: int = 0
     ahead_sent: int = 0  # rounds sent while the target computed the one before
     ahead_used: int = 0  # of those, carried out
-    ahead_declined: int = 0  # of those, declined: their drafts were too poor. The others did not follow what they should
+    ahead_declined: int = 0  # of those, declined because of poor drafts; others were dropped, as after a failed round
     targets_lost: int = 0  # without having said that they would leave
     sink_faults: int = 0  # calls of the token sink that raised
 

@@ -33,7 +33,6 @@ from actors.messages import SamplingParams, SequenceDelta, SequenceStart, Verify
 
 BLOCK = 16
 VOCAB_SIZE = 4096
-NUM_SUCCESSORS = 8
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.9},
@@ -102,19 +101,18 @@ def engine_of(attention: str, num_blocks: int, nodes: int) -> TargetEngine:
     engine = TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK, attention=attention))
     answers: dict[Any, tuple[torch.Tensor, None]] = {}
 
-    def launch(inputs: Any, shape: Any, launch: Any) -> Any:
+    def launch(inputs: Any, shape: Any, launch: Any, **_: Any) -> Any:
         if shape is None:
             return None
         # Of the padded shape of the round, which is what comes back from the device.
-        num_trees, num_logits = len(inputs.more[3]) - 1, len(inputs.logit_rows)
-        key = num_trees, num_logits, shape
+        num_trees = len(inputs.more[3]) - 1
+        key = num_trees, shape
         if key not in answers:
             walked = np.zeros((num_trees, 2 + shape.nodes), np.int64)
             walked[:, 1] = 1
             if shape.nodes >= nodes:
                 walked[:, :4] = 2, 0, 0, 2
-            top = np.zeros((2, num_logits, shape.successors), np.int32)
-            answers[key] = torch.from_numpy(np.append(walked.view(np.int32), top)), None
+            answers[key] = torch.from_numpy(walked.reshape(-1)), None
         return answers[key]
 
     logits = torch.zeros(4096, VOCAB_SIZE)
@@ -129,14 +127,12 @@ def prepared_draws(sequences: int, nodes: int) -> Iterator[None]:
     drawn = np.zeros((sequences, 1 + nodes), np.int64)
     drawn[:, 0], drawn[:, 1] = 1, 3  # token 0 comes after them, which no node has
     tokens = torch.from_numpy(drawn.reshape(-1))
-    ids = torch.zeros(len(tokens), NUM_SUCCESSORS, dtype=torch.int32)
-    before = host_rounds.sample_tokens, host_rounds.most_probable
+    sample_tokens = host_rounds.sample_tokens
     host_rounds.sample_tokens = lambda logits, rows: tokens[: len(rows)]
-    host_rounds.most_probable = lambda logits, count: (ids[: len(logits)], ids[: len(logits)].float())
     try:
         yield
     finally:
-        host_rounds.sample_tokens, host_rounds.most_probable = before
+        host_rounds.sample_tokens = sample_tokens
 
 
 def tree_of(nodes: int) -> DraftTree:
@@ -173,7 +169,7 @@ def measure(
                 ]
                 length += len(committed)
                 began = time.thread_time_ns()
-                result = engine.verify(VerifyBatch(number + 1, items, num_successors=NUM_SUCCESSORS))
+                result = engine.verify(VerifyBatch(number + 1, items))
                 yield (time.thread_time_ns() - began) / 1000
                 assert [verdict.path.tolist() for verdict in result.verdicts] == [[0, 2]] * sequences
 
