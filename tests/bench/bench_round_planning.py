@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, float]] = {
     "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
 }
 SHAPES = [(1, 7), (8, 7), (32, 7), (32, 31)]  # sequences, nodes of each tree
-# Part of a round: the functions that do it, by module. Names that a checkout does not have are left out.
+# Part of a round: the functions that do it, by module.
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "tree checks": [(target_engine, "valid_trees")],
     "follow": [(target_engine.SequenceTable, "accepted_paths"), (target_engine.SequenceTable, "find"),
@@ -76,10 +76,11 @@ class Timers:
 
 
 @contextmanager
-def timed_parts() -> Iterator[Timers]:
+def timed_parts(parts: dict[str, list[tuple[Any, str]]]) -> Iterator[Timers]:
+    """parts: where the functions of each are; those that a checkout does not have are left out."""
     timers = Timers()
     replaced = []
-    for part, places in PARTS.items():
+    for part, places in parts.items():
         for owner, name in places:
             if hasattr(owner, name):
                 replaced.append((owner, name, getattr(owner, name)))
@@ -174,7 +175,7 @@ def measure(
                 assert [verdict.path.tolist() for verdict in result.verdicts] == [[0, 2]] * sequences
 
         found = {"total": float(np.median(list(play())[warm:]))}
-        with timed_parts() as timers:
+        with timed_parts(PARTS) as timers:
             by_round = []
             for _ in play():
                 by_round.append(timers.spent.copy())
