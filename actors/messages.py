@@ -210,7 +210,7 @@ class VerifyAhead(msgspec.Struct, frozen=True, array_like=True, tag="ahead"):
     num_successors: int = 0
     least_confidence: float = 0.0  # nodes less probable after the round before are not verified
     most_lost: float = 0.0  # the round is declined if its sequences lose more tokens by drafts that are missing
-    trust: float = 1.0  # share of the tokens that drafts of such rounds promise by their probabilities and bring
+    trust: float = 1.0  # tokens that drafts of such rounds bring for each that they promise by their probabilities
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):

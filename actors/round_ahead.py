@@ -57,7 +57,8 @@ def pick(ahead: VerifyAhead, batch: VerifyBatch, result: VerifyResult) -> Picked
         tree = DraftTree.empty() if item.tree is None else item.tree
         root, nodes = foreseen_nodes(tree, token_ids, item.max_nodes, ahead.least_confidence)
         draft = tree_behind(tree, root, nodes)
-        lost += max(0.0, item.gain - ahead.trust * float(draft.confidence.sum(dtype=np.float64)))
+        promised = ahead.trust * float(draft.confidence.sum(dtype=np.float64))
+        lost += max(0.0, item.gain - min(len(nodes), promised))
         delta = SequenceDelta(item.seq_id, last.delta.start + len(last.delta.token_ids), token_ids)
         picked.batch.items.append(VerifyItem(delta, 1, draft if len(nodes) else None))
         picked.roots.append(root)

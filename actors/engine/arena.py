@@ -58,13 +58,20 @@ class Arena:
     def send(self, parts: Sequences[Part]) -> list[torch.Tensor]:
         """The arrays on the device, in order. They hold until the next call, before which the device must have read
         them."""
-        key = tuple([(part.shape, part.array.dtype.str) for part in parts])
+        key = tuple([(shape, array.dtype.char) for array, shape, _ in parts])
         if self._copied is not None:
             self._copied.synchronize()  # a copy of before may still be queued; after a round that was read, it is not
         layout = self._layouts.get(key) or self._lay_out(key)
-        for part, place in zip(parts, layout.host, strict=True):
-            place.fill(part.fill)
-            place[tuple([slice(size) for size in part.array.shape])] = part.array
+        for (array, shape, fill), place in zip(parts, layout.host, strict=True):
+            if array.shape == shape:
+                place[:] = array
+            elif len(shape) == 1:
+                count = len(array)
+                place[:count] = array
+                place[count:] = fill
+            else:
+                place.fill(fill)
+                place[tuple([slice(size) for size in array.shape])] = array
         used = layout.num_bytes
         self._on_device[:used].copy_(self._host[:used], non_blocking=True)
         if self._copied is not None:

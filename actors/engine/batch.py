@@ -12,6 +12,7 @@ from numba import njit
 from actors.engine.sequence import Sequence
 
 NODES_OF_A_WORD = 64  # ancestor bits
+_NO_NODES = np.empty(0, np.int32)
 
 
 class SequenceRows(msgspec.Struct, frozen=True, gc=False):
@@ -74,18 +75,24 @@ def num_words(num_nodes: int) -> int:
 
 def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
     """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots."""
-    shapes, token_ids = [], []
+    shapes: list[int] = []
+    token_ids, parents = [], []
     block_tables = np.zeros((len(parts), max([len(part.sequence.blocks) for part in parts])), dtype=np.int32)
     for part, row in zip(parts, block_tables, strict=True):
-        sequence = part.sequence
+        sequence, count, first_node, own_parents = part.sequence, part.count, part.first_node, part.tree_parents
         table = sequence.block_table
         row[: len(table)] = table
-        shapes.append((sequence.num_computed, part.count, part.first_node, len(part.tree_parents)))
-        token_ids.append(sequence.pending(part.count))
-        token_ids.append(part.tree_tokens[part.first_node :] if part.first_node else part.tree_tokens)
-    parents = np.concatenate([part.tree_parents for part in parts], dtype=np.int32)
-    block_size = parts[0].sequence.block_size
-    rows: tuple[np.ndarray, ...] = _lay_out(np.array(shapes), parents, block_tables, block_size)
+        shapes += (sequence.num_computed, count, first_node, len(own_parents))
+        token_ids.append(sequence.pending(count))
+        if len(own_parents):
+            token_ids.append(part.tree_tokens[first_node:] if first_node else part.tree_tokens)
+            parents.append(own_parents)
+    rows: tuple[np.ndarray, ...] = _lay_out(
+        np.array(shapes).reshape(-1, 4),
+        np.concatenate(parents, dtype=np.int32) if parents else _NO_NODES,
+        block_tables,
+        block_size := parts[0].sequence.block_size,
+    )
     return PackedBatch(block_size, np.concatenate(token_ids, dtype=np.int64), *rows)
 
 

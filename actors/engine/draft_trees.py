@@ -95,3 +95,25 @@ def logit_places(parents, offsets, lengths):  # type: ignore[no-untyped-def]
             row = root + 1 + index - first
             trees[row], positions[row] = tree, positions[root + 1 + parents[index]] + 1
     return trees, positions
+
+
+@njit(cache=True, nogil=True)
+def tree_paths(tokens, parents, offsets):  # type: ignore[no-untyped-def]
+    """The tokens from the root to each row of logits, one path after the other, int32, and where each path begins and
+    ends, int64 [T + nodes + 1]. Rows as in `logit_places`; the path of a root is empty."""
+    num_trees = len(offsets) - 1
+    ends = np.zeros(len(parents) + num_trees + 1, np.int64)
+    for tree in range(num_trees):
+        root = offsets[tree] + tree
+        ends[root + 1] = ends[root]
+        for index in range(offsets[tree + 1] - offsets[tree]):
+            row, parent = root + 1 + index, root + 1 + parents[offsets[tree] + index]
+            ends[row + 1] = ends[row] + ends[parent + 1] - ends[parent] + 1
+    paths = np.empty(ends[-1], np.int32)
+    for tree in range(num_trees):
+        root = offsets[tree] + tree
+        for index in range(offsets[tree + 1] - offsets[tree]):
+            row, parent = root + 1 + index, root + 1 + parents[offsets[tree] + index]
+            paths[ends[row] : ends[row + 1] - 1] = paths[ends[parent] : ends[parent + 1]]
+            paths[ends[row + 1] - 1] = tokens[offsets[tree] + index]
+    return paths, ends

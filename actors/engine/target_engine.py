@@ -15,7 +15,7 @@ from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
-from actors.engine.draft_trees import logit_places, offsets_of, valid_trees
+from actors.engine.draft_trees import logit_places, offsets_of, tree_paths, valid_trees
 from actors.engine.draws import Draws, Emitted, Trees
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
@@ -28,7 +28,7 @@ from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
-from actors.sampling.sampler import RowSampling, rows_for
+from actors.sampling.rows import Paths, RowSampling, rows_for
 from actors.sampling.verification import verify_rejections
 
 logger = logging.getLogger(__name__)
@@ -320,13 +320,5 @@ def _row_sampling(parts: Sequences[_Part], trees: Trees) -> RowSampling:
     row_sequence, positions = logit_places(trees.parents, trees.offsets, lengths)
     paths = None
     if any(sampling.uses_history for sampling in samplings):
-        paths = [path for part in parts for path in _paths(part.rows.tree_tokens, part.rows.tree_parents)]
+        paths = Paths(*tree_paths(*trees))
     return rows_for(samplings, row_sequence, positions, paths)
-
-
-def _paths(tokens: np.ndarray, parents: np.ndarray) -> list[np.ndarray]:
-    """Draft tokens from the root to each row's node. The first path, the root's, is empty."""
-    paths = [no_tokens()]
-    for token, parent in zip(tokens, parents, strict=True):
-        paths.append(np.append(paths[parent + 1], token))
-    return paths

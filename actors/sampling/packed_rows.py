@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from actors.sampling.processors import columns_of
 from actors.sampling.rows import RowSampling
@@ -43,10 +44,10 @@ def pack_sampling(
     rows: RowSampling, num_columns: int, num_rows: int, token_ids: np.ndarray | None = None
 ) -> PackedSampling:
     """num_rows: rows with padding. token_ids: as for `columns_of`."""
-    num_entries, num_slots = len(rows.tokens), int(np.count_nonzero(np.diff(rows.offsets)))
+    num_entries = len(rows.tokens)
     columns = columns_of(rows.tokens, num_columns, token_ids) if num_entries else None
-    words = pack_rows(rows, columns, num_rows, _tier(num_entries, _FIRST_ENTRIES))
-    return PackedSampling(words, min(num_rows, _tier(num_slots, _FIRST_SLOTS)), bool(rows.truncates.any()))
+    words, num_slots, truncates = _pack(rows, columns, num_rows, _tier(num_entries, _FIRST_ENTRIES))
+    return PackedSampling(words, min(num_rows, _tier(num_slots, _FIRST_SLOTS)), truncates)
 
 
 def _tier(count: int, first: int) -> int:
@@ -75,21 +76,75 @@ def pack_rows(
     """
     size = len(rows) if num_rows is None else num_rows
     entries = len(rows.tokens) if num_entries is None else num_entries
-    if size < len(rows) or entries < len(rows.tokens):
-        raise ValueError(f"{len(rows)} rows with {len(rows.tokens)} adjustments do not fit {size} with {entries}")
-    packed = np.zeros(size * ROW.itemsize + entries * ENTRY.itemsize, np.uint8)
-    records, used = packed[: size * ROW.itemsize].view(ROW), slice(0, len(rows))
-    records["temperature"], records["top_p"], records["min_log_ratio"], records["slot"] = 1.0, 1.0, -np.inf, -1
-    for name in ("seed", "position"):
-        records[name][used] = getattr(rows, name + "s")
-    for name in ("top_k", "top_p", "temperature", "min_log_ratio"):
-        records[name][used] = getattr(rows, name)
-    records["flags"][used] = rows.is_hot * IS_HOT + rows.truncates * TRUNCATES
-    adjusts = rows.offsets[1:] > rows.offsets[:-1]
-    records["slot"][used] = np.where(adjusts, adjusts.cumsum() - 1, -1)
-    records["begin"][used], records["end"][used] = rows.offsets[:-1], rows.offsets[1:]
-    adjustments = packed[size * ROW.itemsize :].view(ENTRY)[: len(rows.tokens)]
-    adjustments["column"] = rows.tokens if columns is None else columns
-    for name in ("divisor", "subtrahend", "bias"):
-        adjustments[name] = getattr(rows, name)
-    return packed.view(np.int64)
+    return _pack(rows, columns, size, entries)[0]
+
+
+def _pack(
+    rows: RowSampling, columns: np.ndarray | None, num_rows: int, num_entries: int
+) -> tuple[np.ndarray, int, bool]:
+    """The words of `pack_rows`, the number of rows with adjustments, and whether a row truncates."""
+    if num_rows < len(rows) or num_entries < len(rows.tokens):
+        raise ValueError(
+            f"{len(rows)} rows with {len(rows.tokens)} adjustments do not fit {num_rows} with {num_entries}"
+        )
+    words = np.zeros(num_rows * _ROW_WORDS + num_entries * _ENTRY_WORDS, np.int64)
+    num_slots, truncates = _fill(
+        words,
+        words.view(np.float64),
+        words.view(np.int32),
+        words.view(np.float32),
+        num_rows,
+        rows.seeds,
+        rows.positions,
+        rows.is_hot,
+        rows.temperature,
+        rows.top_k,
+        rows.top_p,
+        rows.min_log_ratio,
+        rows.offsets,
+        rows.tokens if columns is None else columns,
+        rows.divisor,
+        rows.subtrahend,
+        rows.bias,
+    )
+    return words, int(num_slots), bool(truncates)
+
+
+_ROW_WORDS, _ENTRY_WORDS = ROW.itemsize // 8, ENTRY.itemsize // 8
+# Of `ROW`, in words of each field's own type.
+_SEED, _POSITION, _TOP_K, _TOP_P = word_of("seed"), word_of("position"), word_of("top_k"), word_of("top_p")
+_TEMPERATURE, _MIN_LOG_RATIO = word_of("temperature"), word_of("min_log_ratio")
+_FLAGS, _SLOT, _BEGIN, _END = word_of("flags"), word_of("slot"), word_of("begin"), word_of("end")
+
+
+@njit(cache=True, nogil=True)
+def _fill(  # type: ignore[no-untyped-def]
+    words, doubles, halves, floats, size,
+    seeds, positions, is_hot, temperature, top_k, top_p, min_log_ratio, offsets, columns, divisor, subtrahend, bias,
+):  # fmt: skip
+    """Write what `pack_rows` says into zeros, seen as int64, float64, int32 and float32. Returns the number of rows
+    with adjustments and whether a row truncates."""
+    num_slots, any_truncates = 0, False
+    for row in range(size):
+        word, half = row * _ROW_WORDS, row * _ROW_WORDS * 2
+        halves[half + _SLOT] = -1
+        if row >= len(seeds):
+            doubles[word + _TOP_P], floats[half + _TEMPERATURE] = 1.0, 1.0
+            floats[half + _MIN_LOG_RATIO] = -np.inf
+            continue
+        words[word + _SEED], words[word + _POSITION], words[word + _TOP_K] = seeds[row], positions[row], top_k[row]
+        doubles[word + _TOP_P], floats[half + _TEMPERATURE] = top_p[row], temperature[row]
+        floats[half + _MIN_LOG_RATIO] = min_log_ratio[row]
+        truncates = is_hot[row] and (top_k[row] > 0 or top_p[row] < 1.0 or min_log_ratio[row] > -np.inf)
+        any_truncates = any_truncates or truncates
+        halves[half + _FLAGS] = (IS_HOT if is_hot[row] else 0) + (TRUNCATES if truncates else 0)
+        words[word + _BEGIN], words[word + _END] = offsets[row], offsets[row + 1]
+        if offsets[row + 1] > offsets[row]:
+            halves[half + _SLOT] = num_slots
+            num_slots += 1
+    first = 2 * _ROW_WORDS * size
+    for entry in range(len(columns)):
+        at = first + 2 * _ENTRY_WORDS * entry
+        halves[at] = columns[entry]
+        floats[at + 1], floats[at + 2], floats[at + 3] = divisor[entry], subtrahend[entry], bias[entry]
+    return num_slots, any_truncates

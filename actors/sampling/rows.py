@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import numba
 import numpy as np
@@ -39,6 +40,7 @@ class SequenceSampling:
             params.top_p,
             math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
         )
+        self.penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         # One slot for each distinct token that has a bias or has occurred. The arrays grow by doubling.
         self._slots: dict[int, int] = {}
         self._tokens = np.empty(0, np.int64)
@@ -57,34 +59,21 @@ class SequenceSampling:
             return
         num_prompt = min(max(self.num_prompt_tokens - start, 0), len(token_ids))
         for part, is_output in ((token_ids[:num_prompt], False), (token_ids[num_prompt:], True)):
-            distinct, occurrences = np.unique(part, return_counts=True)
-            for token, count in zip(distinct.tolist(), occurrences.tolist(), strict=True):
+            for token, count in Counter(part.tolist()).items():
                 slot = self._slot(token)
                 self._seen[slot] = True
                 self._counts[slot] += count * is_output
 
-    def adjustments(self, path: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Adjustments of the logits after the committed tokens and those of `path` (int [n]).
-
-        Returns per distinct token: ids int64, repetition divisor, subtrahend and bias, each float32. A logit l becomes
-        (l / divisor if l > 0 else l * divisor) - subtrahend + bias.
-        """
+    @property
+    def counted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of each distinct token that has a bias or has occurred: its id, int64, whether it has occurred, bool, how
+        often in the output, int64, and its bias, float32; views."""
         used = len(self._slots)
-        tokens, seen, counts, bias = (part[:used] for part in (self._tokens, self._seen, self._counts, self._bias))
-        if self.uses_history and path is not None and len(path):
-            distinct, occurrences = np.unique(path, return_counts=True)
-            slots = np.array([self._slots.get(token, -1) for token in distinct.tolist()])
-            known, new = slots >= 0, slots < 0
-            tokens = np.concatenate([tokens, distinct[new]])
-            seen = np.concatenate([seen, np.ones(new.sum(), np.bool_)])
-            counts = np.concatenate([counts, occurrences[new]])
-            bias = np.concatenate([bias, np.zeros(new.sum(), np.float32)])
-            seen[slots[known]] = True
-            counts[slots[known]] += occurrences[known]
-        params = self.params
-        divisor = np.where(seen, np.float32(params.repetition_penalty), np.float32(1.0))
-        subtrahend = params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
-        return tokens, divisor, subtrahend.astype(np.float32), bias
+        return self._tokens[:used], self._seen[:used], self._counts[:used], self._bias[:used]
+
+    def slots_of(self, token_ids: np.ndarray) -> list[int]:
+        """Where tokens are in `counted`, -1 for those that are not."""
+        return [self._slots.get(token, -1) for token in token_ids.tolist()]
 
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
@@ -96,6 +85,14 @@ class SequenceSampling:
             self._bias = _grown(self._bias, room)
         self._tokens[slot] = token
         return slot
+
+
+class Paths(NamedTuple):
+    """The draft tokens from the last committed token (not included) to the node of each of R rows (included): those of
+    row r lie at [offsets[r], offsets[r + 1])."""
+
+    tokens: np.ndarray  # int [P]
+    offsets: np.ndarray  # int64 [R + 1]
 
 
 @dataclass(frozen=True)
@@ -162,22 +159,19 @@ def rows_for(
     sequences: Sequence[SequenceSampling],
     row_sequence: np.ndarray,
     positions: np.ndarray,
-    paths: Sequence[np.ndarray] | None = None,
+    paths: Paths | Sequence[np.ndarray] | None = None,
 ) -> RowSampling:
     """Sampling parameters of R rows; row r belongs to sequences[row_sequence[r]].
 
-    row_sequence: int [R]. positions: int [R], index of the token that the row produces. paths[r]: int, the draft tokens
-    from the last committed token (not included) to the row's node (included), empty for root rows; None for all of them
-    is allowed when no sequence uses history. Raises ValueError for paths that are missing or too few.
+    row_sequence: int [R]. positions: int [R], index of the token that the row produces. paths: that of each row, empty
+    for root rows; None is allowed when no sequence uses history. Raises ValueError for paths that are missing or too
+    few.
     """
-    if paths is not None and len(paths) != len(row_sequence):
-        raise ValueError(f"paths has {len(paths)} entries; it must have one per row, {len(row_sequence)}")
-    offsets, (tokens, divisor, subtrahend, bias) = _adjustments_of(sequences, row_sequence, paths)
+    row_sequence = np.asarray(row_sequence, dtype=np.int64)
+    offsets, tokens, divisor, subtrahend, bias = _adjustments_of(sequences, row_sequence, paths)
     whole = np.array([sequence.whole_numbers for sequence in sequences], np.int64).reshape(-1, 3)
     real = np.array([sequence.real_numbers for sequence in sequences], np.float64).reshape(-1, 3)
-    seeds, is_hot, temperature, top_k, top_p, min_log_ratio = _parameters(
-        whole, real, np.asarray(row_sequence, dtype=np.int64)
-    )
+    seeds, is_hot, temperature, top_k, top_p, min_log_ratio = _parameters(whole, real, row_sequence)
     return RowSampling(
         seeds=seeds,
         positions=np.asarray(positions, dtype=np.int64),
@@ -206,31 +200,129 @@ def _parameters(whole, real, row_sequence):  # type: ignore[no-untyped-def]
     return seeds, is_hot, temperature, top_k, top_p, min_log_ratio
 
 
-_Adjustments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-_NO_ADJUSTMENTS: _Adjustments = (
-    np.empty(0, np.int64),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-    np.empty(0, np.float32),
-)
+_Adjustments = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_NO_TOKENS, _NOTHING = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 def _adjustments_of(
-    sequences: Sequence[SequenceSampling], row_sequence: np.ndarray, paths: Sequence[np.ndarray] | None
-) -> tuple[np.ndarray, _Adjustments]:
+    sequences: Sequence[SequenceSampling], row_sequence: np.ndarray, paths: Paths | Sequence[np.ndarray] | None
+) -> _Adjustments:
+    """`RowSampling.offsets` and what follows it."""
+    if paths is not None and not isinstance(paths, Paths):
+        paths = _joined(paths)
+    if paths is not None and len(paths.offsets) != len(row_sequence) + 1:
+        raise ValueError(f"paths has {len(paths.offsets) - 1} entries; it must have one per row, {len(row_sequence)}")
     if not any(sequence.adjusts for sequence in sequences):
-        return np.zeros(len(row_sequence) + 1, np.int64), _NO_ADJUSTMENTS
+        return np.zeros(len(row_sequence) + 1, np.int64), _NO_TOKENS, _NOTHING, _NOTHING, _NOTHING
     if paths is None and any(sequence.uses_history for sequence in sequences):
         raise ValueError("paths is None; penalties need the draft tokens on the path to each row")
-    lengths = np.zeros(len(row_sequence), np.int64)
-    parts = [_NO_ADJUSTMENTS]
-    for row, index in enumerate(row_sequence.tolist()):
-        if sequences[index].adjusts:
-            part = sequences[index].adjustments(None if paths is None else paths[row])
-            lengths[row] = len(part[0])
-            parts.append(part)
-    tokens, divisor, subtrahend, bias = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return np.concatenate([[0], np.cumsum(lengths)]), (tokens, divisor, subtrahend, bias)
+    if paths is None:
+        paths = Paths(np.empty(0, np.int64), np.zeros(len(row_sequence) + 1, np.int64))
+    counted = [sequence.counted for sequence in sequences]
+    bases = np.zeros(len(sequences) + 1, np.int64)
+    np.cumsum([len(part[0]) for part in counted], out=bases[1:])
+    ids, seen, counts, bias = (np.concatenate(parts) for parts in zip(*counted, strict=True))
+    path_tokens = paths.tokens.astype(np.int64)
+    adjustments: _Adjustments = _adjust(
+        bases,
+        ids,
+        seen,
+        counts,
+        bias,
+        np.array([sequence.penalties for sequence in sequences], np.float64),
+        np.array([sequence.uses_history for sequence in sequences]),
+        row_sequence,
+        path_tokens,
+        _path_slots(sequences, row_sequence, Paths(path_tokens, paths.offsets)),
+        paths.offsets,
+    )
+    return adjustments
+
+
+def _joined(paths: Sequence[np.ndarray]) -> Paths:
+    offsets = np.zeros(len(paths) + 1, np.int64)
+    np.cumsum([len(path) for path in paths], out=offsets[1:])
+    return Paths(np.concatenate([*paths, np.empty(0, np.int64)]), offsets)
+
+
+def _path_slots(sequences: Sequence[SequenceSampling], row_sequence: np.ndarray, paths: Paths) -> np.ndarray:
+    """int64 [P]: where each token of the paths is in `counted` of its sequence, -1 if it is not."""
+    slots = np.full(len(paths.tokens), -1, np.int64)
+    begin, end = 0, 0
+    # Rows of one sequence follow one another, so it is asked once.
+    for row in [*np.flatnonzero(np.diff(row_sequence)).tolist(), len(row_sequence) - 1]:
+        begin, end = end, int(paths.offsets[row + 1])
+        if end > begin:
+            slots[begin:end] = sequences[row_sequence[row]].slots_of(paths.tokens[begin:end])
+    return slots
+
+
+@numba.njit(cache=True, nogil=True)
+def _subtrahend(presence, frequency, count):  # type: ignore[no-untyped-def]
+    return np.float32(presence * (1.0 if count > 0 else 0.0) + frequency * np.float64(count))
+
+
+@numba.njit(cache=True, nogil=True)
+def _adjust(  # type: ignore[no-untyped-def]
+    bases, ids, seen, counts, bias, penalties, uses_history, row_sequence, path_tokens, path_slots, path_offsets
+):
+    """Offsets, tokens, divisors, subtrahends and biases of R rows: those of the row's sequence, changed by the tokens
+    on the row's path, and then the tokens that the path alone has, ascending.
+
+    bases: int64 [S + 1], where the tokens of each sequence lie in ids, seen, counts and bias. penalties: float64 [S,
+    3], repetition, presence and frequency.
+    """
+    num_rows = len(row_sequence)
+    offsets = np.zeros(num_rows + 1, np.int64)
+    for row in range(num_rows):
+        s, first, last = row_sequence[row], path_offsets[row], path_offsets[row + 1]
+        size = bases[s + 1] - bases[s]
+        if uses_history[s]:
+            for at in range(first, last):
+                is_new = path_slots[at] < 0
+                for before in range(first, at):
+                    is_new = is_new and path_tokens[before] != path_tokens[at]
+                size += is_new
+        offsets[row + 1] = offsets[row] + size
+    divisors, subtrahends = np.ones(len(ids), np.float32), np.empty(len(ids), np.float32)
+    for s in range(len(bases) - 1):
+        repetition, presence, frequency = np.float32(penalties[s, 0]), penalties[s, 1], penalties[s, 2]
+        for at in range(bases[s], bases[s + 1]):
+            if seen[at]:
+                divisors[at] = repetition
+            subtrahends[at] = _subtrahend(presence, frequency, counts[at])
+    tokens, divisor = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.float32)
+    subtrahend, row_bias = np.empty(offsets[-1], np.float32), np.empty(offsets[-1], np.float32)
+    for row in range(num_rows):
+        s, begin = row_sequence[row], offsets[row]
+        base, end = bases[s], begin + bases[s + 1] - bases[s]
+        tokens[begin:end], divisor[begin:end] = ids[base : bases[s + 1]], divisors[base : bases[s + 1]]
+        subtrahend[begin:end], row_bias[begin:end] = subtrahends[base : bases[s + 1]], bias[base : bases[s + 1]]
+        if not uses_history[s]:
+            continue
+        repetition, presence, frequency = np.float32(penalties[s, 0]), penalties[s, 1], penalties[s, 2]
+        for at in range(path_offsets[row], path_offsets[row + 1]):
+            token, slot, count, is_first = path_tokens[at], path_slots[at], 0, True
+            for other in range(path_offsets[row], path_offsets[row + 1]):
+                if path_tokens[other] == token:
+                    count += 1
+                    is_first = is_first and other >= at
+            if not is_first:
+                continue
+            if slot >= 0:
+                place = begin + slot
+                count += counts[base + slot]
+            else:
+                place = end
+                end += 1
+                while place > begin + bases[s + 1] - base and tokens[place - 1] > token:
+                    tokens[place], subtrahend[place] = tokens[place - 1], subtrahend[place - 1]
+                    place -= 1
+                tokens[place] = token
+                divisor[end - 1], row_bias[end - 1] = repetition, 0.0
+            divisor[place] = repetition
+            subtrahend[place] = _subtrahend(presence, frequency, count)
+    return offsets, tokens, divisor, subtrahend, row_bias
 
 
 def _grown(array: np.ndarray, room: int) -> np.ndarray:

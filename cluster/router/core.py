@@ -120,6 +120,7 @@ class RouterCore:
         self.ahead = SendingAhead(
             config.send_ahead,
             choice=self._choice,
+            counters=self.counters,
             drafting=self._drafting,
             requests=self._requests,
             scheduler=self._scheduler,

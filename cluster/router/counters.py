@@ -61,6 +61,9 @@ class RouterCounters:
     stale_sequences: int = 0  # sequences the target had lost
     preempted: int = 0
     abandoned_rounds: int = 0
+    ahead_sent: int = 0  # rounds sent while the target computed the one before
+    ahead_used: int = 0  # of those, carried out
+    ahead_declined: int = 0  # of those, declined because of poor drafts; others were dropped, as after a failed round
     targets_lost: int = 0  # without having said that they would leave
     sink_faults: int = 0  # calls of the token sink that raised
 

@@ -19,6 +19,7 @@ from actors.draft_tree import DraftTree
 from actors.messages import AheadItem, VerifyAhead, VerifyBatch, VerifyResult
 from actors.round_ahead import Picked, is_carried_out, parents_behind, pick, warm_up
 from cluster.router.ahead_trial import AheadTrial
+from cluster.router.counters import RouterCounters
 from cluster.router.draft_choice import DraftChoice
 from cluster.router.drafting import Drafting
 from cluster.router.merged_trees import MergedTrees
@@ -27,11 +28,12 @@ from cluster.router.round import Emitted, Round, RoundEntry, RoundSize
 from cluster.router.scheduler import Scheduler
 from cluster.router.sequence import Sequence
 
-_KEPT_WEIGHT = 0.1
-_PROBES = 64  # rounds; one of so many is sent ahead though it will hardly be carried out
+_KEPT_WEIGHT = 0.2
+_PROBES = 16  # rounds; one of so many is sent ahead though it will hardly be carried out, which costs a message
 _GAIN_WEIGHT = 0.2  # weight of a new measurement of what a draft brings
 _FIRST_PROMISES = 16.0  # tokens that are taken as promised and brought before any were
 _PROMISE_DECAY = 0.97  # with each round
+_MOST_TRUST = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,15 @@ class _Sent:
 
 class _Promises:
     """What drafts of rounds that were sent ahead have promised by their probabilities, and brought. Those are taken
-    from behind deep nodes, of which the calibration sees few."""
+    from behind deep nodes, of which the calibration sees few: they may be too high, and too low in text that repeats
+    itself."""
 
     def __init__(self) -> None:
         self._promised, self._brought = _FIRST_PROMISES, _FIRST_PROMISES
 
     @property
     def trust(self) -> float:
-        return min(1.0, self._brought / self._promised)
+        return min(_MOST_TRUST, self._brought / self._promised)
 
     def observe(self, promised: float, brought: float) -> None:
         self._promised = self._promised * _PROMISE_DECAY + promised
@@ -67,6 +70,7 @@ class SendingAhead:
         mode: Literal["auto", "on", "off"],
         *,
         choice: DraftChoice,
+        counters: RouterCounters,
         drafting: Drafting,
         requests: OpenRequests,
         scheduler: Scheduler,
@@ -75,12 +79,15 @@ class SendingAhead:
         self.trial = AheadTrial()
         self._mode = mode
         self._choice = choice
+        self._counters = counters
         self._drafting = drafting
         self._requests = requests
         self._scheduler = scheduler
         self._max_running = max_running
         self._promises = _Promises()
-        self._kept = 0.5  # share of what drafts bring that those of a round sent ahead bring, typically
+        # Share of what drafts bring that those of a round sent ahead bring, typically. All, until rounds have shown it:
+        # the target declines those that are too poor.
+        self._kept = 1.0
         self._sent: _Sent | None = None
         self._committed_at: float | None = None  # when the last round ended, if the next followed at once
         if mode != "off":
@@ -127,6 +134,7 @@ class SendingAhead:
             most_lost,
             self._promises.trust,
         )
+        self._counters.ahead_sent += 1
         self._sent = _Sent(message, planned, {entry.seq_id: i for i, entry in enumerate(planned.entries)}, merged)
         return message
 
@@ -161,8 +169,10 @@ class SendingAhead:
             if gain:
                 self._kept += _KEPT_WEIGHT * (1.0 - picked.lost / gain - self._kept)
         if sent is None or picked is None or not is_carried_out(sent.message, picked):
+            self._counters.ahead_declined += picked is not None
             self.drop()
             return None
+        self._counters.ahead_used += 1
         self._sent = None
         entries: list[RoundEntry] = []
         places: list[int] = []  # in `picked`

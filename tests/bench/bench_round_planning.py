@@ -1,12 +1,12 @@
 """What a round of the target engine costs outside the model: the host work that a device waits for.
 
-    python -m tests.bench.bench_round_planning [--against CHECKOUT] [--rounds 200] [--context 8192]
+    python tests/bench/bench_round_planning.py [--against CHECKOUT] [--rounds 200] [--context 8192]
 
-A real `TargetEngine` verifies trees of sequences with a long context; the model and the sampler are replaced by
-answers prepared before, two draft nodes of each tree are accepted and one of them moves. Prints processor time a round
-in microseconds, median: the total alone, and its parts with timers around them. With `padded` attention the masks,
-which its first layer makes, are a part that the total leaves out. `--against` measures another checkout in the same
-run, in turn.
+A real `TargetEngine` verifies trees of sequences with a long context; launches (and for `padded` attention the forward
+and the draws) give answers prepared before. Two draft nodes of each tree are accepted and one of them moves. Prints
+processor time a round in microseconds, median: the total alone, and its parts with timers around them. `triton_tree`
+lays everything out for one copy to the device, which is a copy within the host's memory here. `--against` measures
+another checkout in the same run, in turn.
 """
 
 import argparse
@@ -26,27 +26,32 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from actors.draft_tree import DraftTree
-from actors.engine import model_runner, target_engine
-from actors.engine.attention import padded
+from actors.engine import device_rounds, host_rounds, model_runner, target_engine
 from actors.engine.options import EngineOptions
-from actors.engine.sequence_table import SequenceTable
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
 BLOCK = 16
-VOCAB_SIZE = 1000
-CASES = [(sequences, nodes, kind) for sequences in (1, 8, 32) for nodes in (7, 31) for kind in ("greedy", "sampled")]
-# Part of a round: where its functions are, under the names of this checkout and of earlier ones.
-PARTS: dict[str, list[tuple[Any, str]]] = {
-    "find, update": [(SequenceTable, "find"), (SequenceTable, "bring_up_to_date"), (target_engine, "distinct")],
-    "tree checks": [(DraftTree, "is_valid"), (target_engine, "valid_trees")],
-    "pack": [(model_runner, "pack")],
-    "plan": [(model_runner.ModelRunner, "_plan")],
-    "mask": [(padded.PaddedPlan, "_mask")],
-    "row sampling": [(target_engine, "_row_sampling")],
-    "walk": [(target_engine, "walk_tree"), (target_engine, "walk_trees")],
-    "rest": [(TargetEngine, "verify")],
+VOCAB_SIZE = 4096
+KINDS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "top_p": 0.9},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
 }
+SHAPES = [(1, 7), (8, 7), (32, 7), (32, 31)]  # sequences, nodes of each tree
+# Part of a round: the functions that do it, by module.
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "tree checks": [(target_engine, "valid_trees")],
+    "follow": [(target_engine.SequenceTable, "accepted_paths"), (target_engine.SequenceTable, "find"),
+               (target_engine.SequenceTable, "bring_up_to_date")],
+    "pack": [(model_runner, "pack"), (device_rounds, "pack")],
+    "row sampling": [(target_engine, "_row_sampling")],
+    "packed sampling": [(device_rounds, "pack_sampling")],
+    "send": [(model_runner, "send_inputs")],
+    "plan": [(model_runner, "PaddedPlan")],
+    "verdicts": [(device_rounds, "_successors"), (host_rounds, "walk_trees"), (TargetEngine, "_outcomes")],
+    "rest": [(TargetEngine, "verify")],
+}  # fmt: skip
 
 
 class Timers:
@@ -71,10 +76,11 @@ class Timers:
 
 
 @contextmanager
-def timed_parts() -> Iterator[Timers]:
+def timed_parts(parts: dict[str, list[tuple[Any, str]]]) -> Iterator[Timers]:
+    """parts: where the functions of each are; those that a checkout does not have are left out."""
     timers = Timers()
     replaced = []
-    for part, places in PARTS.items():
+    for part, places in parts.items():
         for owner, name in places:
             if hasattr(owner, name):
                 replaced.append((owner, name, getattr(owner, name)))
@@ -86,24 +92,48 @@ def timed_parts() -> Iterator[Timers]:
             setattr(owner, name, function)
 
 
-def engine_of(attention: str, num_blocks: int) -> TargetEngine:
-    """An engine whose model answers at once."""
+def engine_of(attention: str, num_blocks: int, nodes: int) -> TargetEngine:
+    """An engine whose model answers at once with tokens that accept the nodes 0 and 2 of every tree."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
         max_position_embeddings=1 << 17,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     engine = TargetEngine(model.eval(), EngineOptions(num_blocks, BLOCK, attention=attention))
+    answers: dict[Any, tuple[torch.Tensor, None]] = {}
+
+    def launch(inputs: Any, shape: Any, launch: Any, **_: Any) -> Any:
+        if shape is None:
+            return None
+        # Of the padded shape of the round, which is what comes back from the device.
+        num_trees = len(inputs.more[3]) - 1
+        key = num_trees, shape
+        if key not in answers:
+            walked = np.zeros((num_trees, 2 + shape.nodes), np.int64)
+            walked[:, 1] = 1
+            if shape.nodes >= nodes:
+                walked[:, :4] = 2, 0, 0, 2
+            answers[key] = torch.from_numpy(walked.reshape(-1)), None
+        return answers[key]
+
     logits = torch.zeros(4096, VOCAB_SIZE)
-
-    def answer(token_ids: Any, positions: Any, plan: Any, rows: torch.Tensor) -> torch.Tensor:
-        if isinstance(plan, padded.PaddedPlan):
-            for group in plan._groups:
-                plan._mask(group, None, 1, torch.float32)
-        return logits[: len(rows)]
-
-    engine._runner._run = answer
+    engine._runner.launch = launch
+    engine._runner._run = lambda token_ids, positions, plan, rows: logits[: len(rows)]
     return engine
+
+
+@contextmanager
+def prepared_draws(sequences: int, nodes: int) -> Iterator[None]:
+    """Rounds of the host's code get the same tokens."""
+    drawn = np.zeros((sequences, 1 + nodes), np.int64)
+    drawn[:, 0], drawn[:, 1] = 1, 3  # token 0 comes after them, which no node has
+    tokens = torch.from_numpy(drawn.reshape(-1))
+    sample_tokens = host_rounds.sample_tokens
+    host_rounds.sample_tokens = lambda logits, rows: tokens[: len(rows)]
+    try:
+        yield
+    finally:
+        host_rounds.sample_tokens = sample_tokens
 
 
 def tree_of(nodes: int) -> DraftTree:
@@ -113,66 +143,56 @@ def tree_of(nodes: int) -> DraftTree:
     return DraftTree(np.arange(1, nodes + 1, dtype=np.int32), np.array(parents, np.int32), confidence)
 
 
-def drawn_of(sequences: int, nodes: int) -> torch.Tensor:
-    """Tokens that accept the nodes 0 and 2 of every tree."""
-    drawn = np.zeros((sequences, 1 + nodes), np.int64)
-    drawn[:, 0], drawn[:, 1] = 1, 3
-    return torch.from_numpy(drawn.reshape(-1))
-
-
-def measure(case: tuple[int, int, str], attention: str, rounds: int, context: int) -> dict[str, float]:
+def measure(
+    sequences: int, nodes: int, kind: str, attention: str = "triton_tree", rounds: int = 200, context: int = 8192
+) -> dict[str, float]:
     """Microseconds a round: `total` and each part."""
-    sequences, nodes, kind = case
+    warm = min(10, rounds // 2)
     blocks = -(-(context + 6 * rounds + nodes + 64) // BLOCK)
-    engine = engine_of(attention, sequences * blocks)
-    prompt = np.arange(context, dtype=np.int32) % VOCAB_SIZE
-    tree, drawn = tree_of(nodes), drawn_of(sequences, nodes)
-    sample_tokens = target_engine.sample_tokens
-    target_engine.sample_tokens = lambda logits, rows: drawn[: len(rows)]
-    lengths = context
-    try:
+    engine = engine_of(attention, sequences * blocks, nodes)
+    rng = np.random.default_rng(0)
+    length = context
+    with prepared_draws(sequences, nodes):
         for index in range(sequences):
-            hot = {"temperature": 0.8, "top_p": 0.9} if kind == "sampled" else {"temperature": 0.0}
-            delta = SequenceDelta(index + 1, 0, np.append(prompt[:-1], index).astype(np.int32))
-            begin = SequenceStart(SamplingParams(index, **hot), context)
-            engine.verify(VerifyBatch(0, [VerifyItem(delta, context, None, begin)]))
+            # Words of a text are used again: about 1,500 different ones in 8,192.
+            prompt = (rng.zipf(1.3, context) % VOCAB_SIZE).astype(np.int32)
+            start = SequenceStart(SamplingParams(index, **KINDS[kind]), context)
+            engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(index + 1, 0, prompt), context, None, start)]))
+        tree = tree_of(nodes)
 
         def play() -> Iterator[float]:
-            nonlocal lengths
+            nonlocal length
             for number in range(rounds):
-                committed = np.array([1, 3, 0] if lengths > context else [0], np.int32)
+                committed = np.array([1, 3, 0] if length > context else [1], np.int32)
                 items = [
-                    VerifyItem(SequenceDelta(index + 1, lengths, committed.copy()), 256, tree)
+                    VerifyItem(SequenceDelta(index + 1, length, committed.copy()), 256, tree)
                     for index in range(sequences)
                 ]
-                lengths += len(committed)
+                length += len(committed)
                 began = time.thread_time_ns()
                 result = engine.verify(VerifyBatch(number + 1, items))
                 yield (time.thread_time_ns() - began) / 1000
                 assert [verdict.path.tolist() for verdict in result.verdicts] == [[0, 2]] * sequences
 
-        found = {"total": float(np.median(list(play())[10:]))}
-        with timed_parts() as timers:
+        found = {"total": float(np.median(list(play())[warm:]))}
+        with timed_parts(PARTS) as timers:
             by_round = []
             for _ in play():
                 by_round.append(timers.spent.copy())
                 timers.spent.clear()
         for part in PARTS:
             found[part] = float(np.median([spent[part] for spent in by_round])) / 1000
-    finally:
-        target_engine.sample_tokens = sample_tokens
-    if attention == "padded":
-        found["total"] -= found["mask"]
     return found
 
 
-def elsewhere(checkout: Path, case: tuple[int, int, str], attention: str, arguments: argparse.Namespace) -> dict:
+def elsewhere(checkout: Path, case: tuple[int, int, str, str], arguments: argparse.Namespace) -> dict[str, float]:
     """`measure` with the packages of another checkout."""
     paths = f"{checkout}{os.pathsep}{checkout / 'tests' / 'support'}"
-    command = [sys.executable, __file__, "--only", json.dumps([case, attention]), "--rounds", str(arguments.rounds)]
+    command = [sys.executable, __file__, "--only", json.dumps(case), "--rounds", str(arguments.rounds)]
     command += ["--context", str(arguments.context)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
@@ -181,12 +201,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--attention", nargs="+", default=["triton_tree", "padded"])
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # nothing of it is launched
     torch.set_num_threads(1)
     if arguments.only:
-        case, attention = json.loads(arguments.only)
-        print(json.dumps(measure(tuple(case), attention, arguments.rounds, arguments.context)))
+        print(json.dumps(measure(*json.loads(arguments.only), arguments.rounds, arguments.context)))
         return
     here = Path(__file__).resolve().parents[2]
     checkouts = {"before": arguments.against, "now": here} if arguments.against else {"now": here}
@@ -195,11 +216,12 @@ def main() -> None:
         print(f"\n{attention}, context {arguments.context}: microseconds a round\n")
         print(f"| sequences | nodes | | | {' | '.join(columns)} |")
         print("|" + "---|" * (4 + len(columns)))
-        for case in CASES:
-            for name, checkout in checkouts.items():
-                found = elsewhere(checkout, case, attention, arguments)
-                times = " | ".join(f"{found[column]:.0f}" for column in columns)
-                print(f"| {case[0]} | {case[1]} | {case[2]} | {name} | {times} |", flush=True)
+        for sequences, nodes in SHAPES:
+            for kind in arguments.kinds:
+                for name, checkout in checkouts.items():
+                    found = elsewhere(checkout, (sequences, nodes, kind, attention), arguments)
+                    times = " | ".join(f"{found[column]:.0f}" for column in columns)
+                    print(f"| {sequences} | {nodes} | {kind} | {name} | {times} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What sending rounds ahead brings on a device that computes a round in a given time, whatever it holds.
 
-    python tests/bench/bench_rounds_ahead.py [--ms 4,7,10] [--sequences 1,8,32] [--drafters suffix,prompt_lookup]
+    python -m tests.bench.bench_rounds_ahead [--ms 4,7,10] [--sequences 1,8,32] [--drafters suffix,prompt_lookup]
 
-The device is a process that sleeps, behind a real link; router, CPU drafters and the worker's loop are the product's.
-Its text repeats itself after a while, but for one token in four. Idle is the share of the time in which
-the device computes nothing; modes take turns, and of several turns the fastest one counts.
+The device is a process behind a real link: an engine that really plans its rounds, whose launches sleep. Router, CPU
+drafters and the worker's loop are the product's. Its text repeats itself after a while, but for one token in four. Idle
+is the share of the time in which the device computes nothing; modes take turns, and the median of their turns counts.
+`bench_simulated_device` tells the same without the machine's own pace.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from actors.drafters.registry import create_drafters
 from actors.links.client import AsyncLink
@@ -37,6 +41,7 @@ from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, run_rounds
 from paceline_testing.rounds import toy_info
 from paceline_testing.toy_target import ToyTarget
+from tests.bench.bench_round_planning import engine_of
 
 VOCAB, LONGEST, BLOCK = 997, 4096, 16
 
@@ -50,21 +55,39 @@ class Surprising(ToyTarget):
 
 
 class SleepingDevice:
-    """Computes every round in `seconds`, whatever its own bookkeeping takes of them."""
+    """An engine that plans as for an accelerator, and launches that take `seconds`. Only the text is thought up
+    meanwhile; what the engine does before and after a launch keeps the device waiting."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._toy = Surprising(VOCAB, LONGEST, BLOCK, 1 << 20, order=1, seconds=lambda rows: seconds)
+        self._toy = Surprising(VOCAB, LONGEST, BLOCK, 1 << 20, order=1)
+        self._engine = engine_of("triton_tree", 32 * -(-LONGEST // BLOCK), nodes=0)
+        self._engine._runner.launch = self._launch  # type: ignore[method-assign]
+        self._batch = VerifyBatch(0, [])
 
     def answer(self, batch: VerifyBatch) -> VerifyResult:
+        self._batch = batch
+        if not batch.items:
+            self._toy.verify(batch)
+        return self._engine.verify(batch)
+
+    def _launch(self, inputs: Any, shape: Any, launch: Any, **_: Any) -> Any:
         until = time.perf_counter() + self._seconds
-        result = self._toy.verify(batch)
-        if batch.items:
+        emitting = [verdict for verdict in self._toy.verify(self._batch).verdicts if verdict.next_token >= 0]
+        if shape is None:
             time.sleep(max(0.0, until - time.perf_counter()))
-        return result
+            return None
+        walked = np.zeros((len(inputs.more[3]) - 1, 2 + shape.nodes), np.int64)
+        for row, verdict in zip(walked, emitting, strict=False):
+            row[:2] = len(verdict.path), verdict.next_token
+            row[2 : 2 + len(verdict.path)] = verdict.path
+        result = torch.from_numpy(walked.reshape(-1))
+        time.sleep(max(0.0, until - time.perf_counter()))
+        return result, None
 
     def clear(self) -> None:
         self._toy.lose_all()
+        self._engine.clear()
 
 
 class NoDraftWorkers:
@@ -76,6 +99,7 @@ class NoDraftWorkers:
 
 
 def serve(seconds: float, router_key: bytes, addresses: Any) -> None:
+    torch.set_num_threads(1)
     server = LinkServer(LinkKeys.generate(), [router_key])
     addresses.put(server.address)
     WorkerLoop(SleepingDevice(seconds), server, info()).run()
@@ -137,6 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--turns", type=int, default=3)
     given = parser.parse_args()
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # nothing of it is launched
     keys, context = LinkKeys.generate(), multiprocessing.get_context("spawn")
     drafters = tuple(filter(None, given.drafters.split(",")))
     print("   ms  sequences  mode   idle   tokens/s  tokens a round")
@@ -146,13 +171,12 @@ def main() -> None:
         device.start()
         address = addresses.get(timeout=60)
         for count in map(int, given.sequences.split(",")):
-            best: dict[str, dict[str, float]] = {}
+            turns: dict[str, list[dict[str, float]]] = {"off": [], "auto": [], "on": []}
             for _ in range(given.turns):
-                for mode in ("off", "auto", "on"):
-                    found = asyncio.run(measure(address, keys, mode, seconds, count, drafters, given.rounds))
-                    if mode not in best or found["tokens/s"] > best[mode]["tokens/s"]:
-                        best[mode] = found
-            for mode, found in best.items():
+                for mode, done in turns.items():
+                    done.append(asyncio.run(measure(address, keys, mode, seconds, count, drafters, given.rounds)))
+            for mode, done in turns.items():
+                found = {name: statistics.median(one[name] for one in done) for name in done[0]}
                 print(
                     f"{seconds * 1e3:5.0f}  {count:9}  {mode:4}  {found['idle']:5.1%}  {found['tokens/s']:9.0f}  "
                     f"{found['tokens a round']:14.2f}",

@@ -6,7 +6,8 @@ Needs torch with CUDA, transformers, Triton, numba and the packages that the pro
 pydantic, hypothesis, and for part 3 pyzmq, redis and zstandard. No Ray and no network; models are made on the
 device. --dry runs every experiment with tiny shapes on the CPU, where Triton's interpreter runs the kernels.
 
-Results are written after every row, as JSON, so that a run that is stopped keeps what it has measured.
+Results are written after every row, as JSON, so that a run that is stopped keeps what it has measured. A part ends at
+its deadline, within a row if need be; tables of all rows come last.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _RESULTS = Path(__file__).parent / "results"
+_PART_S = 530.0  # a call of the machine may take ten minutes, the start of Python and of the device included
 
 Row = dict[str, Any]
 
@@ -47,8 +51,9 @@ class Experiment:
 PARTS: dict[int, list[Experiment]] = {
     1: [
         Experiment("machine", 30),
-        Experiment("lossless", 100),
-        Experiment("rounds", 160),
+        Experiment("lossless", 80),
+        Experiment("rounds", 140),
+        Experiment("rounds.growing", 50),
         Experiment("products", 90),
         Experiment("attention", 120),
     ],
@@ -66,32 +71,82 @@ PARTS: dict[int, list[Experiment]] = {
 }
 
 
-def run_part(part: int, setting: Any, path: Path, only: str | None = None) -> dict[str, Any]:
-    """All experiments of a part. One that fails is recorded with its error, and the next goes on."""
+class OutOfTime(BaseException):
+    """The part's deadline has come. No error that code on the way would take for its own."""
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raises OutOfTime in the body after so many seconds. For the main thread; a call into the device ends first."""
+
+    def end(number: int, frame: Any) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_part(part: int, setting: Any, path: Path, only: str | None = None, seconds: float = _PART_S) -> dict[str, Any]:
+    """All experiments of a part. One that fails is recorded with its error, and the next goes on; what the deadline
+    cuts or leaves out is recorded as cut."""
+    chosen = [experiment for experiment in PARTS[part] if only is None or experiment.name.startswith(only)]
     done: dict[str, Any] = {"part": part, "dry": setting.is_dry, "experiments": {}}
-    for experiment in PARTS[part]:
-        if only is not None and not experiment.name.startswith(only):
-            continue
-        record: dict[str, Any] = {"rows": []}
-        done["experiments"][experiment.name] = record
-        started = time.monotonic()
-        print(f"\n## {experiment.name}", flush=True)
-        try:
-            for row in experiment.rows(setting):
-                record["rows"].append(row)
-                print("  ".join(f"{name} {_text(value)}" for name, value in row.items()), flush=True)
-                write(path, done)
-                if time.monotonic() - started > experiment.budget_s:
-                    record["cut"] = f"after {experiment.budget_s:.0f} s"
-                    print(record["cut"], flush=True)
-                    break
-        except Exception as error:
-            record["error"] = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
-        record["seconds"] = round(time.monotonic() - started, 1)
-        setting.release()
+    try:
+        with deadline(seconds):
+            for experiment in chosen:
+                _run(experiment, setting, path, done)
+    except OutOfTime:
+        for experiment in chosen:
+            record = done["experiments"].setdefault(experiment.name, {"rows": []})
+            if "seconds" not in record:
+                record["cut"] = f"the part's {seconds:.0f} s are over"
+                print(f"{experiment.name}: {record['cut']}", flush=True)
         write(path, done)
     return done
+
+
+def _run(experiment: Experiment, setting: Any, path: Path, done: dict[str, Any]) -> None:
+    record: dict[str, Any] = {"rows": []}
+    done["experiments"][experiment.name] = record
+    started = time.monotonic()
+    print(f"\n## {experiment.name}", flush=True)
+    try:
+        for row in experiment.rows(setting):
+            record["rows"].append(row)
+            print("  ".join(f"{name} {_text(value)}" for name, value in row.items()), flush=True)
+            write(path, done)
+            if time.monotonic() - started > experiment.budget_s:
+                record["cut"] = f"after {experiment.budget_s:.0f} s"
+                print(record["cut"], flush=True)
+                break
+    except Exception as error:
+        record["error"] = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    record["seconds"] = round(time.monotonic() - started, 1)
+    setting.release()
+    write(path, done)
+
+
+def tables(done: dict[str, Any]) -> str:
+    """The rows of each experiment in Markdown."""
+    lines: list[str] = []
+    for name, record in done["experiments"].items():
+        lines += ["", f"### {name}" + (f" ({record['cut']})" if "cut" in record else ""), ""]
+        columns = list(dict.fromkeys(column for row in record["rows"] for column in row))
+        if columns:
+            lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        lines += [
+            f"| {' | '.join(_text(row[column]) if column in row else '' for column in columns)} |"
+            for row in record["rows"]
+        ]
+        if "error" in record:
+            lines += ["", record["error"]]
+    return "\n".join(lines)
 
 
 def _text(value: Any) -> str:
@@ -120,6 +175,7 @@ def main() -> int:
 
     name = f"part{given.part}{'-dry' if given.dry else ''}.json"
     done = run_part(given.part, Setting(given.dry), given.out / name, given.only)
+    print(tables(done))
     failed = [name for name, record in done["experiments"].items() if "error" in record]
     print(f"\n{given.out / name}: {len(done['experiments'])} experiments, {len(failed)} failed {' '.join(failed)}")
     return 1 if failed else 0

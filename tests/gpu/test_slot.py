@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.slot import PARTS, Experiment, run_part
+from tests.gpu.slot import PARTS, Experiment, run_part, tables
 
 SLOT = Path(__file__).with_name("slot.py")
 pytestmark = pytest.mark.whole
@@ -54,3 +55,27 @@ def test_a_failure_is_recorded_and_the_next_goes_on(tmp_path, monkeypatch):
     assert told["good"]["rows"] == [{"first": 1}, {"second": 2}]
     assert told["long"]["rows"] == [{"first": 1}]
     assert told["long"]["cut"] == "after 0 s"
+
+
+def test_a_deadline_cuts_a_row_and_says_what_was_left_out(tmp_path, monkeypatch):
+    def rows(experiment, setting):
+        yield {"name": experiment.name, "us": 1.23456}
+        if experiment.name == "slow":
+            time.sleep(60)
+
+    monkeypatch.setattr(Experiment, "rows", rows)
+    monkeypatch.setitem(PARTS, 1, [Experiment("quick", 9), Experiment("slow", 99), Experiment("last", 9)])
+    began = time.monotonic()
+    done = run_part(1, Setting(), tmp_path / "part1.json", seconds=0.5)
+    assert time.monotonic() - began < 30
+    told = json.loads((tmp_path / "part1.json").read_text())["experiments"]
+    assert told == done["experiments"]
+    assert "cut" not in told["quick"]
+    assert told["slow"]["rows"] == [{"name": "slow", "us": 1.23456}]
+    assert told["slow"]["cut"] == told["last"]["cut"] == "the part's 0 s are over"
+    assert "| name | us |\n|---|---|\n| slow | 1.235 |" in tables(done)
+
+
+def test_tables_have_all_columns_and_what_went_wrong():
+    done = {"experiments": {"one": {"rows": [{"a": 1}, {"b": 3, "a": 2}], "error": "RuntimeError: no"}}}
+    assert tables(done) == "\n### one\n\n| a | b |\n|---|---|\n| 1 |  |\n| 2 | 3 |\n\nRuntimeError: no"

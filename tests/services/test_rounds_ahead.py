@@ -113,9 +113,9 @@ class Run:
         link = AsyncLink(address, KEYS)
 
         async def verify(message: VerifyBatch | VerifyAhead) -> Any:
+            self.sent_ahead += isinstance(message, VerifyAhead)
             answer = await link.call(message, timeout_s=30.0)
             if isinstance(message, VerifyAhead):
-                self.sent_ahead += 1
                 self.carried_out += isinstance(answer, VerifyResult) and not answer.is_declined
             return answer
 
@@ -129,6 +129,9 @@ class Run:
             await run_rounds(self.core, NoDraftWorkers(), verify, RoundHooks(deliver=self._deliver))
         finally:
             link.close()
+        counters = self.core.counters
+        assert (counters.ahead_sent, counters.ahead_used) == (self.sent_ahead, self.carried_out)
+        assert counters.ahead_used + counters.ahead_declined <= counters.ahead_sent
 
     def _deliver(self, events: list[Any]) -> None:
         for event in events:

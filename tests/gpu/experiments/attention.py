@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from actors.engine.arena import Arena
@@ -17,6 +19,8 @@ from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.row_tiers import row_tier
 from paceline_testing.forests import forest_of
 from tests.gpu.experiments.setting import BLOCK, Setting
+
+_KINDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH)
 
 
 def measure(setting: Setting) -> Iterator[dict[str, Any]]:
@@ -65,5 +69,9 @@ def _times(
     times["dense"] = (
         setting.time(lambda: scaled_dot_product_attention(dense_q, dense[0], dense[1], enable_gqa=True)).median * 1e3
     )
+    for kind in _KINDS:
+        with sdpa_kernel(kind), suppress(RuntimeError):  # of shapes that it does not take
+            launch = setting.time(lambda: scaled_dot_product_attention(dense_q, dense[0], dense[1], enable_gqa=True))
+            times[f"dense {kind.name}"] = launch.median * 1e3
     times["floor at 4 TB/s"] = dense.nbytes / 4e12 * 1e6
     return times

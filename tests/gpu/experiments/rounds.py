@@ -32,6 +32,30 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
             setting.release()
 
 
+def growing(setting: Setting) -> Iterator[dict[str, Any]]:
+    """torch's own attention while each round has a longer context than the one before: cuDNN plans for each shape."""
+    model = setting.model("8B")
+    was_on = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for cudnn in (True, False):
+            for sequences in setting.of((1, 8), (1,)):
+                context, rounds = setting.of((4096, 24), (20, 2))
+                engine = setting.engine(model, sequences * (context + 900), attention="padded")
+                torch.backends.cuda.enable_cudnn_sdp(cudnn)  # an engine turns it off
+                decoding = Decoding(engine, sequences, context)
+                decoding.round(7)
+                times = sorted(setting.wall(lambda d=decoding: d.round(7), 1, warm=0).median for _ in range(rounds))
+                yield {
+                    "cuDNN": cudnn, "context from": context, "sequences": sequences, "rounds": rounds,
+                    "ms": times[len(times) // 2], "least": times[0], "most": times[-1],
+                }  # fmt: skip
+                decoding.finish()
+                del engine, decoding
+                setting.release()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(was_on)
+
+
 def busy(setting: Setting, decoding: Decoding, nodes: int, rounds: int = 3) -> dict[str, Any]:
     """Kernels a round and the share of the time in which one runs, by torch's profiler."""
     if setting.device.type != "cuda":

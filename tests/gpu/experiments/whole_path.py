@@ -15,11 +15,20 @@ from actors.drafters.registry import create_drafters
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.server import LinkServer
-from actors.messages import GenerationRequest, Hello, SamplingParams, TokenChunk, VerifyBatch, VerifyResult, WorkerInfo
+from actors.messages import (
+    GenerationRequest,
+    Hello,
+    SamplingParams,
+    TokenChunk,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyResult,
+    WorkerInfo,
+)
 from actors.workers.worker_loop import WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
-from cluster.router.run_round import RoundHooks, run_round
+from cluster.router.run_round import RoundHooks, run_rounds
 from tests.gpu.experiments.setting import BLOCK, Setting
 
 _ROUNDS = 3000
@@ -41,22 +50,26 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     target.start()
     try:
         address, info = addresses.get(timeout=setting.of(240, 60))
-        outputs: dict[tuple[str, bool], dict[str, list[int]]] = {}
         for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+            plain: dict[str, list[int]] | None = None
             for drafters in ((), ("prompt_lookup", "suffix")):
-                run = asyncio.run(_run(setting, address, info, router_keys, drafters, temperature))
-                outputs[name, bool(drafters)] = run.pop("texts")
-                yield {"decoding": name, "drafters": " ".join(drafters) or "none", **run}
-            plain, drafted = outputs[name, False], outputs[name, True]
-            same = sum(plain[key] == drafted[key] for key in plain)
-            yield {"decoding": name, "answers as without drafts": f"{same}/{len(plain)}", "equal": same == len(plain)}
+                for mode in ("off", "auto", "on"):
+                    run = asyncio.run(_run(setting, address, info, router_keys, drafters, mode, temperature))
+                    texts = run.pop("texts")
+                    plain = texts if plain is None else plain
+                    both = plain.keys() & texts.keys()  # runs end after a number of rounds
+                    same = sum(plain[key] == texts[key] for key in both)
+                    yield {
+                        "decoding": name, "drafters": " ".join(drafters) or "none", "rounds ahead": mode, **run,
+                        "as plain serial rounds": f"{same}/{len(both)}", "equal": same == len(both),
+                    }  # fmt: skip
     finally:
         target.terminate()
         target.join(30)
 
 
 async def _run(
-    setting: Setting, address: LinkAddress, info: WorkerInfo, keys: LinkKeys, drafters: tuple[str, ...],
+    setting: Setting, address: LinkAddress, info: WorkerInfo, keys: LinkKeys, drafters: tuple[str, ...], mode: str,
     temperature: float,
 ) -> dict[str, Any]:  # fmt: skip
     link = AsyncLink(address, keys)
@@ -71,7 +84,7 @@ async def _run(
 
     count, length = setting.of((16, 256), (2, 6))
     core = RouterCore(
-        info, RouterConfig(max_running=count), SpeculationConfig(drafters=drafters or ("none",)),
+        info, RouterConfig(max_running=count, send_ahead=mode), SpeculationConfig(drafters=drafters or ("none",)),
         create_drafters(drafters),
     )  # fmt: skip
     rng = np.random.default_rng(1)
@@ -79,11 +92,12 @@ async def _run(
     rounds = tokens = 0
     device_s = 0.0
 
-    async def verify(batch: VerifyBatch) -> VerifyResult | None:
-        nonlocal device_s
-        answer = await link.call(batch, timeout_s=60.0)
+    async def verify(message: VerifyBatch | VerifyAhead) -> VerifyResult | None:
+        nonlocal device_s, rounds
+        answer = await link.call(message, timeout_s=60.0)
         assert isinstance(answer, VerifyResult), answer
         device_s += answer.elapsed_s
+        rounds += bool(answer.verdicts)
         return answer
 
     def deliver(events: list[Any]) -> None:
@@ -95,7 +109,7 @@ async def _run(
 
     try:
         await link.call(Hello(), timeout_s=60.0)
-        started, most = time.perf_counter(), setting.of(_ROUNDS // 4, 20)
+        started, most = time.perf_counter(), setting.of(_ROUNDS // 12, 20)
         while rounds < most:
             if not core.has_work:
                 if len(texts) >= setting.of(64, 2):
@@ -111,8 +125,7 @@ async def _run(
                     )
                     texts[f"r{index}"] = []
             begin("plan")
-            await run_round(core, NoDraftWorkers(), verify, RoundHooks(deliver=deliver, begin=begin))
-            rounds += 1
+            await run_rounds(core, NoDraftWorkers(), verify, RoundHooks(deliver=deliver, begin=begin))
         wall = time.perf_counter() - started
     finally:
         link.close()
@@ -120,6 +133,7 @@ async def _run(
     return {
         "rounds": rounds, "tokens/s": tokens / wall, "tokens a round": tokens / rounds,
         "ms a round": wall / rounds * 1e3,
+        "ahead": f"{core.counters.ahead_used}/{core.counters.ahead_sent}",
         "device ms": device_s / rounds * 1e3, "idle": 1 - device_s / wall,
         **{f"{name} ms": stages[name] / rounds * 1e3 for name in ("plan", "draft", "assemble", "verify", "commit")},
         "texts": finished,

@@ -124,7 +124,7 @@ def reference(ahead, batch, result):
         token_ids = [int(tree.token_ids[node]) for node in path] + [of_result[0].next_token]
         guess = DraftTree.empty() if item.tree is None else item.tree
         draft = foreseen(guess, token_ids, item.max_nodes, ahead.least_confidence)[1]
-        lost += max(0.0, item.gain - ahead.trust * sum(draft.values()))
+        lost += max(0.0, item.gain - min(len(draft), ahead.trust * sum(draft.values())))
         taken[item.seq_id] = of_batch[0].delta.start + len(of_batch[0].delta.token_ids), token_ids, draft
     return taken if taken and lost <= ahead.most_lost else None
 

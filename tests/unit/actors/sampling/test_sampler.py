@@ -173,6 +173,12 @@ def test_only_rows_of_plain_argmax_make_a_batch_greedy() -> None:
     assert not rows_of(2, 0, np.arange(5), temperature=0.0, presence_penalty=1.0).is_greedy
 
 
+def adjustments_of(sequence: SequenceSampling) -> tuple[np.ndarray, ...]:
+    """Tokens, divisors, subtrahends and biases of a row after the committed tokens."""
+    rows = rows_for([sequence], np.zeros(1, np.int64), np.zeros(1, np.int64), [np.zeros(0, np.int64)])
+    return rows.tokens, rows.divisor, rows.subtrahend, rows.bias
+
+
 penalties = st.builds(
     SamplingParams,
     seed=st.integers(0, 2**64 - 1),
@@ -202,7 +208,7 @@ def test_telling_tokens_in_pieces_equals_telling_them_at_once_and_counting_by_ha
     output = tokens[num_prompt:]
     bias = dict(params.logit_bias)
     for sequence in (at_once, piecewise):
-        ids, divisor, subtrahend, added = sequence.adjustments(None)
+        ids, divisor, subtrahend, added = adjustments_of(sequence)
         assert len(set(ids.tolist())) == len(ids)
         found = {token: (d, s, b) for token, d, s, b in zip(ids.tolist(), divisor, subtrahend, added, strict=True)}
         for token in range(10):
@@ -222,7 +228,7 @@ def test_a_sequence_without_penalties_remembers_no_tokens() -> None:
     sequence.extend(np.arange(100_000))
     assert sequence.num_tokens == 100_000
     assert not sequence.uses_history
-    assert sequence.adjustments(None)[0].tolist() == [5]
+    assert adjustments_of(sequence)[0].tolist() == [5]
 
 
 def test_asking_for_rows_without_paths_is_refused_where_penalties_need_them() -> None:

@@ -1,0 +1,20 @@
+"""A short run of the engine's soak: sequences that come and go, and every token and block checked in each round."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak.soak_engine import Soak
+
+
+@pytest.mark.parametrize(("attention", "kind", "rounds"), [("padded", "llama", 120), ("triton_tree", "gemma3", 12)])
+def test_tokens_are_those_of_plain_decoding_and_blocks_add_up_in_every_round(attention, kind, rounds):
+    if attention == "triton_tree":
+        pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    figures = Soak(attention, kind, seed=2).run(rounds)
+    assert figures.rounds == rounds
+    assert figures.tokens > rounds
+    assert figures.accepted_nodes > 0
+    if attention == "padded":
+        assert min(figures.starved, figures.stale, figures.sent_again, figures.cancelled) > 0
+        assert figures.cached_prompt_tokens > 0

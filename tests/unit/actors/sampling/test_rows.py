@@ -1,0 +1,84 @@
+"""Penalties of the rows of draft trees are, bit by bit, those that counting each row's own tokens gives."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engine.draft_trees import logit_places, offsets_of, tree_paths
+from actors.messages import SamplingParams
+from actors.sampling.rows import Paths, SequenceSampling, rows_for
+
+_Entry = tuple[bytes, bytes, bytes]
+
+all_params = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -1.1]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.15, 0.9]),
+    logit_bias=st.sampled_from([(), ((1, 0.5), (6, -2.0)), ((3, 0.1), (3, 0.2))]),
+)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[SamplingParams, list[int], int, list[int], list[int]]:
+    """Parameters, tokens, how many of them are the prompt, and a draft tree: tokens and parents."""
+    tokens = draw(st.lists(st.integers(0, 9), max_size=30))
+    tree = draw(st.lists(st.integers(0, 14), max_size=12))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(len(tree))]
+    return draw(all_params), tokens, draw(st.integers(0, 30)), tree, parents
+
+
+def counted(params: SamplingParams, prompt: list[int], output: list[int]) -> dict[int, _Entry]:
+    """Bits of the divisor, subtrahend and bias of each token, as one passes over all of a row's tokens."""
+    seen, counts = np.zeros(20, np.bool_), np.zeros(20, np.int64)
+    bias = np.zeros(20, np.float32)
+    for token, value in params.logit_bias:
+        bias[token] += np.float32(value)
+    if params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        seen[prompt + output] = True
+        np.add.at(counts, output, 1)
+    divisor = np.where(seen, np.float32(params.repetition_penalty), np.float32(1.0))
+    subtrahend = (params.presence_penalty * (counts > 0) + params.frequency_penalty * counts).astype(np.float32)
+    told = sorted(set(np.flatnonzero(seen).tolist()) | {token for token, _ in params.logit_bias})
+    return {token: (divisor[token].tobytes(), subtrahend[token].tobytes(), bias[token].tobytes()) for token in told}
+
+
+@given(st.lists(sequences(), min_size=1, max_size=5), st.lists(st.integers(1, 7), max_size=8))
+def test_rows_of_trees_have_the_bits_of_counting_their_own_tokens(drawn, pieces):
+    samplings = [SequenceSampling(params, num_prompt) for params, _, num_prompt, _, _ in drawn]
+    for sampling, (_, tokens, *_) in zip(samplings, drawn, strict=True):
+        told = np.array(tokens, np.int32)
+        for piece in pieces:
+            sampling.extend(told[:piece])
+            told = told[piece:]
+        sampling.extend(told)
+    tokens = np.array([token for *_, tree, _ in drawn for token in tree], np.int32)
+    parents = np.array([parent for *_, tree_parents in drawn for parent in tree_parents], np.int32)
+    offsets = offsets_of([len(tree) for *_, tree, _ in drawn])
+    row_sequence, positions = logit_places(parents, offsets, np.array([len(tokens) for _, tokens, *_ in drawn]))
+    rows = rows_for(samplings, row_sequence, positions, Paths(*tree_paths(tokens, parents, offsets)))
+
+    row = 0
+    for params, known, num_prompt, tree, tree_parents in drawn:
+        paths: list[list[int]] = [[]]
+        for token, parent in zip(tree, tree_parents, strict=True):
+            paths.append([*paths[parent + 1], token])
+        for path in paths:
+            entries = slice(rows.offsets[row], rows.offsets[row + 1])
+            bits = zip(rows.divisor[entries], rows.subtrahend[entries], rows.bias[entries], strict=True)
+            found = dict(
+                zip(
+                    rows.tokens[entries].tolist(),
+                    [tuple(value.tobytes() for value in values) for values in bits],
+                    strict=True,
+                )
+            )
+            assert len(found) == len(rows.tokens[entries])
+            assert found == counted(params, known[:num_prompt], known[num_prompt:] + path)
+            row += 1
+    assert row == len(rows)
+    assert rows.divisor.dtype == rows.subtrahend.dtype == rows.bias.dtype == np.float32

@@ -1,0 +1,28 @@
+"""The benchmarks run: few rounds of each, whose times say nothing here."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline_testing.tiny_models import save_tiny_model
+from tests.bench import bench_round_planning, bench_round_profile
+
+
+@pytest.mark.parametrize("attention", ["triton_tree", "padded"])
+@pytest.mark.parametrize("kind", bench_round_planning.KINDS)
+def test_the_planning_of_a_round_is_taken_apart(kind, attention):
+    if attention == "triton_tree":
+        pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    found = bench_round_planning.measure(2, 7, kind, attention, rounds=4, context=40)
+    assert list(found) == ["total", *bench_round_planning.PARTS]
+    elsewhere = {"plan"} if attention == "triton_tree" else {"send", "packed sampling"}
+    assert all((time > 0.0) == (part not in elsewhere) for part, time in found.items()), found
+
+
+def test_the_profile_of_a_round_adds_up(tmp_path):
+    model = save_tiny_model(tmp_path, "llama", 3, layers=1, max_positions=256)
+    found = bench_round_profile.profile(str(model), 2, ("suffix",), rounds=8, prompt=16)
+    parts = {name: found[name] for name in (*bench_round_profile.ROUTER_STAGES, *bench_round_profile.ENGINE_PARTS)}
+    assert all(milliseconds > 0.0 for milliseconds in parts.values()), found
+    assert sum(parts.values()) + found["link"] == pytest.approx(found["round"], rel=0.1)
+    assert found["tokens"] >= 1.0
