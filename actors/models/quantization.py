@@ -1,7 +1,7 @@
 """Linear layers with weights in fp8, int8 or int4; what goes in and comes out keeps the model's dtype.
 
 int8: one scale an output. Activations are not cut to 8 bits. An engine on a CPU gives each layer the kernel that is
-fastest there (`engine.cpu_kernels.int8_products`); on a GPU, `weight_products` has one for few rows. Without a kernel,
+fastest there (`engine.cpu_kernels.byte_product`); on a GPU, `weight_products` has one for few rows. Without a kernel,
 weights are widened in every call.
 
 int4: a scale and a zero for every 32 weights of an output, multiplied in bfloat16 by torch's own kernel on CPU: time

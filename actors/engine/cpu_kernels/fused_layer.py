@@ -7,28 +7,21 @@ products.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from actors.engine.attention.interface import AttentionPlan, Scoring
+from actors.engine.attention.interface import AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.cpu_kernels import layer_state, layer_steps
 from actors.engine.cpu_kernels.attend_step import attend
-from actors.engine.cpu_kernels.microkernel import BFLOAT16_PAIRS, FLOAT32, INPUTS_OF_ITEM, PANEL, multiply
-from actors.engine.cpu_kernels.panel_linear import lay_out
-from actors.engine.layer_shapes import ShapeProbe
-from actors.errors import ModelError
+from actors.engine.cpu_kernels.microkernel import FLOAT32, multiply
+from actors.engine.cpu_kernels.panel_linear import PanelKernel, Panels, PanelSlice
 from actors.models.quantization import Int8Linear
-
-
-class PanelKernel(NamedTuple):
-    rounds_inputs: bool
-    ahead_bytes: int
-
 
 # (dtype, in_features, out_features) -> how to multiply by panels; None: another kernel is faster
 ChoosePanels = Callable[[torch.dtype, int, int], PanelKernel | None]
@@ -121,21 +114,22 @@ class Attended(NamedTuple):
 
 
 class FusedLayer(nn.Module):
-    def __init__(self, parts: LayerParts, attended: Attended, shared: Workspace, choose: ChoosePanels) -> None:
-        """Copies the weights. Raises RuntimeError where panels are not the fastest kernel of one of its products."""
+    def __init__(
+        self, layer: nn.Module, parts: LayerParts, attended: Attended, shared: Workspace, choose: ChoosePanels
+    ) -> None:
+        """Moves the weights of a layer into panels. Raises RuntimeError, and leaves the layer as it was, where panels
+        are not the fastest kernel of one of its products."""
         super().__init__()
-        self.layer_idx = attended.layer
-        self._attended = attended
         self._space = shared
         self._kept: list[Any] = []
         self._dtype = parts.norms[0].weight.dtype
         rounds = self._dtype == torch.bfloat16
         heads, key_heads, dim = attended.heads, attended.key_heads, attended.head_dim
         hidden, width = parts.output.out_features, parts.down.in_features
-        products = [
-            self._product(linears, choose) for linears in (parts.projections, [parts.output], parts.gates, [parts.down])
-        ]
+        groups = (parts.projections, [parts.output], parts.gates, [parts.down])
+        products = [_panels_of(linears, choose) for linears in groups]
         stacked, output, gated, down = products
+        self._kept.append(products)
         shared.widen(
             hidden,
             max(hidden, parts.output.in_features, width),
@@ -144,12 +138,12 @@ class FusedLayer(nn.Module):
         norms = [(self._weight(norm), _float_bits(_eps(norm))) for norm in parts.norms]
         head_norms = [self._weight(norm) for norm in parts.head_norms] or [0, 0]
         head_eps = _float_bits(_eps(parts.head_norms[0])) if parts.head_norms else 0
-        add = layer_steps.add_and_normalize(rounds)
+        add, product = layer_steps.add_and_normalize(rounds), layer_steps.multiply_panels()
         self._run, self._runner = layer_steps.runner()
         self._program = self._lay_out(
             [
                 (add, [hidden, 0, *norms[0], stacked.rounds_inputs]),
-                stacked.step,
+                (product, stacked.fields),
                 (
                     layer_steps.rotate(rounds),
                     [heads, key_heads, dim, stacked.width, attended.layer, *head_norms, head_eps],
@@ -159,70 +153,35 @@ class FusedLayer(nn.Module):
                     [heads, key_heads, dim, stacked.width, attended.layer, _float_bits(attended.scale),
                      attended.window, output.rounds_inputs, multiply(FLOAT32)],
                 ),
-                output.step,
+                (product, output.fields),
                 (add, [hidden, output.width, *norms[1], gated.rounds_inputs]),
-                gated.step,
+                (product, gated.fields),
                 (layer_steps.gate(rounds), [width, gated.width, down.rounds_inputs]),
-                down.step,
+                (product, down.fields),
                 (add, [hidden, down.width, 0, 0, 0]),
             ]
         )  # fmt: skip
+        self.plain = layer
+        for linears, panels in zip(groups, products, strict=True):
+            _share_panels(layer, linears, panels)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        paged_plan: AttentionPlan,
-        position_embeddings: tuple[Tensor, Tensor],
-        **kwargs: Any,
-    ) -> Tensor:
-        """[1, rows, hidden size] -> the same."""
-        rows, space = hidden_states.shape[1], self._space
-        if isinstance(paged_plan, ShapeProbe):
-            return self._show_shapes(hidden_states, paged_plan)
+    def forward(self, hidden_states: Tensor, *args: Any, paged_plan: AttentionPlan | None = None, **kwargs: Any) -> Any:
+        """[1, rows, hidden size] -> the same. In a forward without a padded plan the layer runs as it was."""
         if not isinstance(paged_plan, PaddedPlan):
-            name = type(paged_plan).__name__
-            raise ModelError(f"layers are fused for another engine of this model; {name} needs a model of its own")
-        space.begin(paged_plan, position_embeddings, rows)
+            given = {} if paged_plan is None else {"paged_plan": paged_plan}
+            return self.plain(hidden_states, *args, **given, **kwargs)
+        rows, space = hidden_states.shape[1], self._space
+        space.begin(paged_plan, kwargs["position_embeddings"], rows)
         space.hidden[:rows].copy_(hidden_states[0])
         self._run(self._runner, self._program.ctypes.data, torch.get_num_threads(), 0)
         return space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
-
-    def _show_shapes(self, hidden_states: Tensor, plan: ShapeProbe) -> Tensor:
-        one, rows = self._attended, hidden_states.shape[1]
-        query, keys = (hidden_states.new_zeros((rows, heads, one.head_dim)) for heads in (one.heads, one.key_heads))
-        plan.attend(one.layer, query, keys, keys, Scoring(one.scale, one.window or None, softcap=None))
-        return hidden_states
-
-    def _product(self, linears: list[Linear], choose: ChoosePanels) -> _Product:
-        weight = torch.cat([linear.weight for linear in linears])
-        kernel = choose(weight.dtype, weight.shape[1], len(weight))
-        if kernel is None:
-            raise RuntimeError(f"panels are not the fastest for {weight.shape[1]} x {len(weight)}")
-        panels, kind = lay_out(weight, kernel.rounds_inputs)
-        if panels.shape[1] * INPUTS_OF_ITEM[kind] != weight.shape[1]:
-            raise RuntimeError(f"{weight.shape[1]} inputs are no whole number of items")
-        self._kept.append(panels)
-        bias = scales = 0
-        if linears[0].bias is not None:
-            bias = self._padded([linear.bias for linear in linears])
-        if isinstance(linears[0], Int8Linear):
-            scales = self._padded([linear.scales for linear in linears])
-        fields = [panels.shape[1], panels.data_ptr(), len(panels), bias, scales, multiply(kind, kernel.ahead_bytes)]
-        return _Product((layer_steps.multiply_panels(), fields), len(panels) * PANEL, int(kind == BFLOAT16_PAIRS))
-
-    def _padded(self, parts: list[Tensor]) -> int:
-        """Address of numbers of all outputs."""
-        whole = torch.cat(parts).float()
-        self._kept.append(nn.functional.pad(whole, (0, -len(whole) % PANEL)))
-        return int(self._kept[-1].data_ptr())
 
     def _weight(self, norm: nn.Module) -> int:
         weight = norm.weight.detach().float().contiguous()
         self._kept.append(weight)
         return int(weight.data_ptr())
 
-    def _lay_out(self, steps: list[tuple[int, list[int]]]) -> np.ndarray:
+    def _lay_out(self, steps: list[tuple[int, Sequence[int]]]) -> np.ndarray:
         works = [np.array([self._space.state.ctypes.data, *fields], np.int64) for _, fields in steps]
         self._kept.append(works)
         program = [len(steps)]
@@ -231,10 +190,26 @@ class FusedLayer(nn.Module):
         return np.array(program, np.int64)
 
 
-class _Product(NamedTuple):
-    step: tuple[int, list[int]]
-    width: int  # outputs with padding
-    rounds_inputs: int
+def _panels_of(linears: list[Linear], choose: ChoosePanels) -> Panels:
+    weight = torch.cat([linear.weight for linear in linears])
+    kernel = choose(weight.dtype, weight.shape[1], len(weight))
+    if kernel is None:
+        raise RuntimeError(f"panels are not the fastest for {weight.shape[1]} x {len(weight)}")
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    scales = torch.cat([linear.scales for linear in linears]) if isinstance(linears[0], Int8Linear) else None
+    panels = Panels(weight, kernel, bias, scales)
+    if panels.missing_inputs:
+        raise RuntimeError(f"{weight.shape[1]} inputs are no whole number of items")
+    return panels
+
+
+def _share_panels(layer: nn.Module, linears: list[Linear], panels: Panels) -> None:
+    """Let linears of a layer compute by panels, which hold their weights."""
+    firsts = dict(zip(linears, accumulate((one.out_features for one in linears), initial=0), strict=False))
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            if child in firsts:
+                setattr(parent, name, PanelSlice(panels, firsts[child], child.out_features))
 
 
 def _eps(norm: nn.Module) -> float:

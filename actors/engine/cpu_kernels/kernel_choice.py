@@ -24,11 +24,10 @@ import torch
 from numba import config
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.fused_layer import PanelKernel
-from actors.engine.cpu_kernels.int8_products import ByteProduct, PanelProduct
+from actors.engine.cpu_kernels.byte_product import ByteProduct
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
-from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelLinear
+from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelKernel, PanelLinear, Panels
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.home import paceline_home
 from actors.models.quantization import Int4Linear, Int8Linear, Product
@@ -38,22 +37,19 @@ logger = logging.getLogger(__name__)
 
 _LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int4Linear)
 _PANELS = {
-    "panel": PanelKernel(rounds_inputs=False, ahead_bytes=0),
-    "panel ahead": PanelKernel(rounds_inputs=False, ahead_bytes=AHEAD_BYTES),
-    "pairs": PanelKernel(rounds_inputs=True, ahead_bytes=0),
+    "panel": PanelKernel(),
+    "panel ahead": PanelKernel(ahead_bytes=AHEAD_BYTES),
+    "pairs": PanelKernel(rounds_inputs=True),
     "pairs ahead": PanelKernel(rounds_inputs=True, ahead_bytes=AHEAD_BYTES),
 }
 KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
-    **{
-        name: partial(PanelLinear, rounds_inputs=kernel.rounds_inputs, ahead_bytes=kernel.ahead_bytes)
-        for name, kernel in _PANELS.items()
-    },
+    **{name: partial(PanelLinear, kernel=kernel) for name, kernel in _PANELS.items()},
     "packed": PackedLinear,
     "plain": lambda linear: linear,
 }
 INT8_PRODUCTS: dict[str, Callable[[Tensor, Tensor], Product]] = {  # of weight and scales
-    "panel": PanelProduct,
-    "panel ahead": partial(PanelProduct, ahead_bytes=AHEAD_BYTES),
+    "panel": lambda weight, scales: Panels(weight, _PANELS["panel"], scales=scales),
+    "panel ahead": lambda weight, scales: Panels(weight, _PANELS["panel ahead"], scales=scales),
     "bytes": ByteProduct,
 }
 _WIDENED = "widened"  # an Int8Linear without a product

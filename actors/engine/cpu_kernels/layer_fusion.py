@@ -16,7 +16,9 @@ from actors.engine.attention.interface import Scoring
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.block_pool import BlockPool
-from actors.engine.cpu_kernels.fused_layer import Attended, ChoosePanels, FusedLayer, LayerParts, PanelKernel, Workspace
+from actors.engine.cpu_kernels.fused_layer import Attended, ChoosePanels, FusedLayer, LayerParts, Workspace
+from actors.engine.cpu_kernels.microkernel import PANEL
+from actors.engine.cpu_kernels.panel_linear import PanelKernel
 from actors.engine.decoder_layers import decoder_layers
 from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.sequence import Sequence
@@ -31,7 +33,7 @@ _TRIED_TOKENS = (70, 3)  # of two sequences: more than a block of keys, and few
 _TRIED_PARENTS = np.array([-1, 0, 0, 2, -1, 4], dtype=np.int32)
 _BLOCK_SIZE = 16
 _TOLERANCE = 1e-4  # of what a layer adds, in float32
-_PANELS = PanelKernel(rounds_inputs=False, ahead_bytes=0)
+_PANELS = PanelKernel()
 
 
 @torch.inference_mode()
@@ -54,10 +56,10 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
     count = 0
     for index, own in parts.items():
         attended = calls.plan.attended.get(index)
-        if attended is None or not calls.agrees(layers[index], index, attended, tried):
+        if attended is None or attended.head_dim % PANEL or not calls.agrees(layers[index], index, attended, tried):
             continue
         try:
-            fused = FusedLayer(own, attended, space, choose)
+            fused = FusedLayer(layers[index], own, attended, space, choose)
         except RuntimeError as error:
             logger.debug("layer %d of %s is not fused: %s", index, type(model).__name__, error)
             continue
@@ -129,17 +131,18 @@ class _Calls:
         assert parts is not None
         rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "paged_plan")}
         rest["position_embeddings"] = tuple(angle.float() for angle in angles)
-        expected, found = (
-            one(
-                hidden,
-                **rest,
-                paged_plan=PaddedPlan(self._batch, self._cache(self._shapes), hidden.device, hidden.shape[1]),
-            )
-            for one in (layer, FusedLayer(parts, attended, space, lambda *_: _PANELS))
-        )
+
+        def outputs(one: nn.Module) -> Any:
+            plan = PaddedPlan(self._batch, self._cache(self._shapes), hidden.device, hidden.shape[1])
+            return one(hidden, **rest, paged_plan=plan)
+
+        expected = outputs(layer)
+        found = outputs(FusedLayer(layer, parts, attended, space, lambda *_: _PANELS))
         if not isinstance(expected, Tensor) or expected.shape != found.shape:
             return False
-        return bool((found - expected).norm() <= _TOLERANCE * (expected - hidden).norm())
+        added = float((expected - hidden).norm())
+        # A layer that adds nothing shows nothing.
+        return added > 0.0 and float((found - expected).norm()) <= _TOLERANCE * added
 
     def _cache(self, shapes: list[LayerShape]) -> KvCache:
         slots = (int(self._batch.block_tables.max()) + 1) * _BLOCK_SIZE

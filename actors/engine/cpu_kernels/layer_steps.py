@@ -73,8 +73,8 @@ def multiply_panels() -> int:
         sources  # noqa: B018 - a part of the key of numba's cache
         state = int64s(work[0])
         multiply_share(
-            state[INPUTS], state[ROWS], work[1], work[2], state[PRODUCTS], work[3], work[4], work[5], work[6]
-        )  # fmt: skip
+            state[INPUTS], state[ROWS], state[PRODUCTS], work[1], work[2], work[3], work[4], work[5], work[6]
+        )
 
     return entry_point(share)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,49 +31,88 @@ DTYPES = tuple(_KINDS)
 _TOGETHER = 12  # panels, so that each thread's are whole blocks of four, three or two
 
 
-class PanelLinear(nn.Module):
-    """y = x W^T + b on CPU. Products are summed in float32, whatever the dtype of weights and inputs.
+class PanelKernel(NamedTuple):
+    """How panels are multiplied."""
+
+    rounds_inputs: bool = False  # weights in bfloat16 with inputs in bfloat16
+    ahead_bytes: int = 0  # see `multiply`
+
+
+class Panels:
+    """Products with a weight in panels, summed in float32, whatever the dtype of weights and inputs.
 
     float32 weights that come from a checkpoint of 16 bits are stored so: half the bytes to read, and the same result.
     """
 
-    def __init__(self, linear: nn.Linear, ahead_bytes: int = 0, *, rounds_inputs: bool = False) -> None:
-        """ahead_bytes: see `make_multiply`. rounds_inputs: multiply bfloat16 weights with inputs in bfloat16. Raises
-        RuntimeError where the processor cannot."""
+    def __init__(
+        self, weight: Tensor, kernel: PanelKernel, bias: Tensor | None = None, scales: Tensor | None = None
+    ) -> None:
+        """weight: [out_features, in_features], in int8 with scales. Bias and scales: [out_features]. Raises
+        RuntimeError where the processor or the weight has no such products."""
+        self.out_features, in_features = weight.shape
+        self.weights, kind = _lay_out(weight, kernel.rounds_inputs)
+        self.width = len(self.weights) * PANEL
+        self.rounds_inputs = kernel.rounds_inputs
+        depth = self.weights.shape[1]
+        self.missing_inputs = depth * INPUTS_OF_ITEM[kind] - in_features
+        self._bias, self._scales = self._padded(bias), self._padded(scales)
+        self._run, self._share = openmp(), share_of_panels()
+        # As `multiply_share` reads them
+        self.fields = (
+            depth,
+            self.weights.data_ptr(),
+            len(self.weights),
+            0 if self._bias is None else self._bias.data_ptr(),
+            0 if self._scales is None else self._scales.data_ptr(),
+            multiply(kind, kernel.ahead_bytes),
+        )
+
+    def _padded(self, numbers: Tensor | None) -> Tensor | None:
+        if numbers is None:
+            return None
+        return nn.functional.pad(numbers.detach().float(), (0, self.width - self.out_features))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] -> float32 [..., out_features]."""
+        rows = inputs.to(torch.bfloat16 if self.rounds_inputs else torch.float32)
+        rows = nn.functional.pad(rows, (0, self.missing_inputs)) if self.missing_inputs else rows.contiguous()
+        outputs = rows.new_empty((*inputs.shape[:-1], self.width), dtype=torch.float32)
+        work = Work(rows.data_ptr(), rows.numel() // rows.shape[-1], outputs.data_ptr(), *self.fields)
+        self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
+        return outputs if self.width == self.out_features else outputs[..., : self.out_features]
+
+
+_DEFAULT_KERNEL = PanelKernel()
+
+
+class PanelLinear(nn.Module):
+    """y = x W^T + b on CPU."""
+
+    def __init__(self, linear: nn.Linear, kernel: PanelKernel = _DEFAULT_KERNEL) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach()
         # Empty, kept for its dtype: T5 and other models ask a layer which dtype its inputs must have.
-        self.weight = weight.new_empty(0)
-        self._bias = None
-        if linear.bias is not None:
-            self._bias = nn.functional.pad(linear.bias.detach().float(), (0, -self.out_features % PANEL))
-        self._panels, kind = lay_out(weight, rounds_inputs)
-        self._input_dtype = torch.bfloat16 if rounds_inputs else torch.float32
-        self._depth = self._panels.shape[1]
-        self._missing_inputs = self._depth * INPUTS_OF_ITEM[kind] - self.in_features
-        self._width = len(self._panels) * PANEL
-        self._run, self._share = openmp(), share_of_panels()
-        bias = 0 if self._bias is None else self._bias.data_ptr()
-        self._fields = self._panels.data_ptr(), len(self._panels), bias, multiply(kind, ahead_bytes)
+        self.weight = linear.weight.detach().new_empty(0)
+        self.panels = Panels(linear.weight.detach(), kernel, linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
-        rows = inputs.to(self._input_dtype)
-        rows = nn.functional.pad(rows, (0, self._missing_inputs)) if self._missing_inputs else rows.contiguous()
-        outputs = rows.new_empty((*inputs.shape[:-1], self._width), dtype=torch.float32)
-        weights, panels, bias, multiply = self._fields
-        work = Work(
-            rows.data_ptr(), rows.numel() // rows.shape[-1], self._depth, weights, outputs.data_ptr(), panels, bias, 0,
-            multiply,
-        )  # fmt: skip
-        self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
-        if self._width != self.out_features:
-            outputs = outputs[..., : self.out_features]
-        return outputs.to(inputs.dtype)
+        return self.panels(inputs).to(inputs.dtype)
 
 
-def lay_out(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
+class PanelSlice(nn.Module):
+    """A linear layer whose weights are a part of panels. Computes all of their outputs."""
+
+    def __init__(self, panels: Panels, first: int, size: int) -> None:
+        super().__init__()
+        self._panels, self._own = panels, slice(first, first + size)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] -> [..., size], in the dtype of the inputs."""
+        return self._panels(inputs)[..., self._own].to(inputs.dtype)
+
+
+def _lay_out(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
     """Panels of a weight [out_features, in_features] and their format. rounds_inputs: for inputs in bfloat16. Raises
     RuntimeError where the processor or the weight has no such products."""
     if rounds_inputs:
@@ -111,7 +151,7 @@ class Work(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("inputs", "rows", "depth", "weights", "outputs", "panels", "bias", "scales", "multiply")
+        for name in ("inputs", "rows", "outputs", "depth", "weights", "panels", "bias", "scales", "multiply")
     ]
 
 
@@ -133,7 +173,7 @@ def share_of_panels() -> int:
 
 
 @njit(nogil=True)
-def multiply_share(inputs, rows, depth, weights, outputs, panels, bias, scales, multiply):  # type: ignore[no-untyped-def]
+def multiply_share(inputs, rows, outputs, depth, weights, panels, bias, scales, multiply):  # type: ignore[no-untyped-def]
     """One thread's share of outputs [rows, 16 panels] = products + bias, or products * scales + bias (0: none).
     Addresses, and numbers."""
     thread, threads, width = thread_num(), num_threads(), panels * PANEL

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from actors.engine.cpu_kernels.int8_products import has_byte_product
+from actors.engine.cpu_kernels.byte_product import has_byte_product
 from actors.engine.cpu_kernels.kernel_choice import INT8_PRODUCTS, replace_linears
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.errors import ModelError

@@ -21,7 +21,6 @@ from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
 from actors.engine.target_engine import TargetEngine
-from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceStart
 from actors.models.quantization import quantize_linears
 
@@ -45,7 +44,7 @@ CONFIGS = {
 
 def make_model(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval().requires_grad_(False)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name])).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * (parameter.shape[-1] ** -0.5) + (parameter.ndim == 1)
     return model.to(dtype)
@@ -188,14 +187,33 @@ def test_a_layer_that_computes_something_else_is_not_fused():
         assert is_fused(runner.model) == [True, False, True], change
 
 
-def test_a_second_engine_of_the_same_model_shares_its_layers_unless_it_attends_in_another_way():
-    model = make_model("qwen3")
-    plain = logits_of(ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True), [[(9, [-1, 0, 0])]], 1)
-    first, second = ModelRunner(model, BLOCKS * BLOCK), ModelRunner(model, 2 * BLOCKS * BLOCK)
-    for runner in (first, second, first):
-        assert torch.allclose(logits_of(runner, [[(9, [-1, 0, 0])]], 1), plain, atol=1e-4)
-    with pytest.raises(ModelError, match="needs a model of its own"):
-        logits_of(ModelRunner(model, BLOCKS * BLOCK, "bitwise"), [[(9, [])]], 1)
+def test_a_layer_that_adds_nothing_in_the_trial_is_not_fused():
+    model = make_model("llama")
+    model.model.layers[1].self_attn.o_proj.weight.zero_()
+    model.model.layers[1].mlp.down_proj.weight.zero_()
+    assert is_fused(ModelRunner(model, BLOCKS * BLOCK).model) == [True, False, True]
+
+
+def test_heads_that_are_no_whole_panels_are_not_fused():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"head_dim": 24})).eval()
+    assert is_fused(ModelRunner(model, BLOCKS * BLOCK).model) == [False] * 3
+
+
+@pytest.mark.parametrize("name", ["llama", "biases", "qwen3"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_other_forwards_of_the_model_run_its_layers_as_they_were(name, quantization):
+    model = make_model(name)
+    quantize_linears(model, quantization, torch.device("cpu"))
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        expected = model(ids).logits
+        round_ = [[(9, [-1, 0, 0])]]
+        plain = logits_of(ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True), round_, 1)
+        first, second = ModelRunner(model, BLOCKS * BLOCK), ModelRunner(model, 2 * BLOCKS * BLOCK)
+        for runner in (first, second, first, ModelRunner(model, BLOCKS * BLOCK, "bitwise")):
+            assert torch.allclose(logits_of(runner, round_, 1), plain, atol=1e-3)
+        model.set_attn_implementation("sdpa")
+        assert torch.allclose(model(ids).logits, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "biases", "odd"])

@@ -15,7 +15,7 @@ from numba import config
 from torch import nn
 
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES, blocks_of, compiled_features
-from actors.engine.cpu_kernels.panel_linear import PanelLinear, has_bfloat16_pairs
+from actors.engine.cpu_kernels.panel_linear import PanelKernel, PanelLinear, has_bfloat16_pairs
 from actors.engine.cpu_kernels.threads import has_openmp
 
 pytestmark = pytest.mark.skipif(not has_openmp(), reason="torch has no OpenMP runtime that exports GOMP_parallel here")
@@ -44,7 +44,7 @@ def linear(in_features: int, out_features: int, *, bias: bool = False, dtype: to
 def test_outputs_are_the_products_to_within_rounding(rows, in_features, out_features, bias, dtype, ahead_bytes):
     layer = linear(in_features, out_features, bias=bias, dtype=dtype)
     inputs = torch.randn(1, rows, in_features, generator=torch.Generator().manual_seed(rows)).to(dtype)
-    outputs = PanelLinear(layer, ahead_bytes)(inputs)
+    outputs = PanelLinear(layer, PanelKernel(ahead_bytes=ahead_bytes))(inputs)
     exact = nn.functional.linear(inputs.double(), layer.weight.double(), layer.bias.double() if bias else None)
     magnitude = nn.functional.linear(inputs.double().abs(), layer.weight.double().abs()) + 1.0
     assert outputs.dtype == dtype
@@ -67,15 +67,17 @@ def test_pairs_of_bfloat16_are_multiplied_where_the_processor_can():
     assert has_bfloat16_pairs() == has_instructions
     for layer in (linear(64, 32), linear(64, 32, dtype=torch.float16)):  # inputs of 32 bits would be rounded
         with pytest.raises(RuntimeError, match="pairs"):
-            PanelLinear(layer, rounds_inputs=True)
+            PanelLinear(layer, PanelKernel(rounds_inputs=True))
     for in_features in (64, 63):
         layer = linear(in_features, 32, dtype=torch.bfloat16)
         inputs = torch.randn(3, in_features).bfloat16()
         if has_instructions:
-            assert torch.allclose(PanelLinear(layer, rounds_inputs=True)(inputs), layer(inputs), rtol=0.02, atol=0.02)
+            assert torch.allclose(
+                PanelLinear(layer, PanelKernel(rounds_inputs=True))(inputs), layer(inputs), rtol=0.02, atol=0.02
+            )
         else:
             with pytest.raises(RuntimeError, match="pairs"):
-                PanelLinear(layer, rounds_inputs=True)
+                PanelLinear(layer, PanelKernel(rounds_inputs=True))
 
 
 def test_masked_features_are_those_that_numba_is_told(monkeypatch):
@@ -104,11 +106,11 @@ def test_float32_weights_of_16_bits_take_half_the_bytes_and_give_the_same_bits(d
     layer = linear(96, 80)
     layer.weight.data = layer.weight.to(dtype).float()
     narrow = PanelLinear(layer)
-    assert narrow._panels.dtype == dtype
+    assert narrow.panels.weights.dtype == dtype
     wide = linear(96, 96)
     wide.weight.data = torch.cat([layer.weight, torch.full((16, 96), 1.0 + 2.0**-20)])  # the last panel needs 32 bits
     inputs = torch.randn(5, 96)
-    assert PanelLinear(wide)._panels.dtype == torch.float32
+    assert PanelLinear(wide).panels.weights.dtype == torch.float32
     assert torch.equal(PanelLinear(wide)(inputs)[:, :80], narrow(inputs))
 
 

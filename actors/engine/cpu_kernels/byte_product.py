@@ -1,23 +1,17 @@
-"""Products of rows with weights in 8 bits on CPU, each as `quantization.Product`.
+"""Products of rows with weights in 8 bits on CPU by products of bytes, as `quantization.Product`.
 
-By panels: weights are widened in registers, and rows are float32. By bytes: a row becomes 16-bit fixed point, whose
-high and low bytes are two rows of one product of bytes, summed up in integers, which processors with such instructions
-do fast for many rows. In neither does a row's result depend on its company.
+A row becomes 16-bit fixed point, whose high and low bytes are two rows of one product of bytes, summed up in integers,
+which processors with such instructions do fast for many rows. A row's result does not depend on its company.
 """
 
 from __future__ import annotations
 
-import ctypes
 from functools import lru_cache
 
 import numpy as np
 import torch
 from numba import njit
-from torch import Tensor, nn
-
-from actors.engine.cpu_kernels.microkernel import INT8, PANEL, multiply
-from actors.engine.cpu_kernels.panel_linear import Work, share_of_panels, to_panels
-from actors.engine.cpu_kernels.threads import openmp
+from torch import Tensor
 
 _HALF = 128  # zero point of the bytes
 _FIXED_MAX = 257 * 127  # largest 16-bit value whose high and low byte both fit after centring
@@ -26,28 +20,10 @@ _MAX_INPUTS = 2**31 // (255 * 127)  # sums of more products may leave 32 bits
 _CHECKED_OUTPUTS = 16
 
 
-class PanelProduct:
-    def __init__(self, weight: Tensor, scales: Tensor, ahead_bytes: int = 0) -> None:
-        """weight: int8 [out_features, in_features]. scales: float32 [out_features]. ahead_bytes: as `make_multiply`."""
-        self._panels, self._outputs = to_panels(weight), len(weight)
-        self._scales = nn.functional.pad(scales, (0, -len(scales) % PANEL))
-        self._width = len(self._panels) * PANEL
-        self._run, self._share, self._multiply = openmp(), share_of_panels(), multiply(INT8, ahead_bytes)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        rows = rows.contiguous()
-        outputs = rows.new_empty((len(rows), self._width))
-        work = Work(
-            rows.data_ptr(), len(rows), rows.shape[1], self._panels.data_ptr(), outputs.data_ptr(), len(self._panels),
-            0, self._scales.data_ptr(), self._multiply,
-        )  # fmt: skip
-        self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
-        return outputs[:, : self._outputs]
-
-
 class ByteProduct:
     def __init__(self, weight: Tensor, scales: Tensor) -> None:
-        """As of `PanelProduct`. Raises RuntimeError where this processor has no such product for the shape."""
+        """weight: int8 [out_features, in_features]. scales: float32 [out_features]. Raises RuntimeError where this
+        processor has no such product for the shape."""
         if not has_byte_product() or weight.shape[1] > _MAX_INPUTS:
             raise RuntimeError("no product of bytes")
         self._packed = torch.ops.onednn.qlinear_prepack(weight, None)
