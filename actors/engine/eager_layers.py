@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.engine.cpu_kernels.rms_norm import agree, eps_of
+from actors.models.loader import max_model_len
 
 _MOST_TABLE_BYTES = 256 << 20
 _MORE_POSITIONS = 512  # a draft tree at the end of the longest text is not read beyond the table
@@ -57,7 +58,7 @@ def fuse_eager_layers(model: PreTrainedModel) -> None:
     rotary, config = getattr(model.base_model, "rotary_emb", None), model.config.get_text_config()
     if rotary is None or getattr(rotary, "rope_type", "") not in _STATIC_ROPE_TYPES:
         return
-    positions, like = config.max_position_embeddings + _MORE_POSITIONS, next(model.parameters())[:0]
+    positions, like = max_model_len(config) + _MORE_POSITIONS, next(model.parameters())[:0]
     size = 2 * rotary.inv_freq.numel() * 2 * positions * like.element_size()
     if size <= _MOST_TABLE_BYTES:
         model.base_model.rotary_emb = RotaryTable(rotary, positions, like)

@@ -25,6 +25,7 @@ from actors.engine.cpu_kernels.layer_state import (
     NODE_POSITIONS,
     POSITIONS,
     PRODUCTS,
+    ROWS,
     SEQUENCES,
     TABLE_WIDTH,
     TREE_STARTS,
@@ -66,6 +67,11 @@ def attend(rounds: bool) -> int:
         most_rows = max(1, _QUERIES // (heads // key_heads))
         first_rows, contexts = int32s(state[FIRST_ROWS]), int32s(state[CONTEXTS])
         thread, threads = thread_num(), num_threads()
+        if thread == 0:  # rows of padding attend to nothing
+            first, width = first_rows[state[SEQUENCES]], heads * work[3]
+            nothing = np.zeros(width, np.float32)
+            for row in range(first, state[ROWS]):
+                store(state[INPUTS], row * width, nothing, work[8] == 1)
         task = 0
         for sequence in range(state[SEQUENCES]):
             for first in range(first_rows[sequence], first_rows[sequence + 1], most_rows):

@@ -7,6 +7,8 @@ products.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -34,7 +36,8 @@ class Workspace:
         self.state = np.zeros(layer_state.SIZE, np.int64)
         self._columns = [0, 0, 0]  # of hidden, inputs, products
         self._capacity = 0
-        self._plan: PaddedPlan | None = None
+        self.lock = threading.Lock()  # engines of one model share its buffers
+        self._plan: weakref.ref[PaddedPlan] | None = None  # its engine may go before the model
         self._angles: tuple[Tensor, Tensor] | None = None
         self._kept: list[Any] = []  # what the state has addresses of
         self.hidden = torch.empty(0)
@@ -46,8 +49,8 @@ class Workspace:
 
     def begin(self, plan: PaddedPlan, angles: tuple[Tensor, Tensor], rows: int) -> None:
         """Read a forward's plan and angles (cosines and sines, [1, rows, rotated dims]), unless that is done."""
-        if plan is not self._plan:
-            self._plan = plan
+        if self._plan is None or self._plan() is not plan:
+            self._plan = weakref.ref(plan)
             self._reserve(rows)
             batch = plan.batch
             arrays = {
@@ -94,7 +97,7 @@ Linear: TypeAlias = nn.Linear | Int8Linear
 class LayerParts(NamedTuple):
     """Modules of a layer as Llama has them."""
 
-    norms: tuple[nn.Module, nn.Module]  # before attention, before the MLP
+    norms: list[nn.Module]  # before attention, before the MLP
     projections: list[Linear]  # of queries, keys, values
     output: Linear
     gates: list[Linear]  # of the gate and of what it gates
@@ -171,10 +174,11 @@ class FusedLayer(nn.Module):
             given = {} if paged_plan is None else {"paged_plan": paged_plan}
             return self.plain(hidden_states, *args, **given, **kwargs)
         rows, space = hidden_states.shape[1], self._space
-        space.begin(paged_plan, kwargs["position_embeddings"], rows)
-        space.hidden[:rows].copy_(hidden_states[0])
-        self._run(self._runner, self._program.ctypes.data, torch.get_num_threads(), 0)
-        return space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
+        with space.lock:
+            space.begin(paged_plan, kwargs["position_embeddings"], rows)
+            space.hidden[:rows].copy_(hidden_states[0])
+            self._run(self._runner, self._program.ctypes.data, torch.get_num_threads(), 0)
+            return space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
 
     def _weight(self, norm: nn.Module) -> int:
         weight = norm.weight.detach().float().contiguous()

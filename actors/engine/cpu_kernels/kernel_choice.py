@@ -61,7 +61,7 @@ _MOST_COPIES = 32
 _DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NAMES = {*KERNELS, *INT8_PRODUCTS, _WIDENED, *_DTYPES}  # that a record may hold
 _LEAST_GAIN = 1.1  # for which bfloat16 is worth its rounding
-_MOST_LOSS = 1.25  # of a kernel of panels that fusing makes good
+_MOST_LOSS = 1.25  # largest slowdown of products accepted for fusing
 _SMALL = 1 << 18  # bytes of weights for which the call costs more than the product
 
 
@@ -188,7 +188,7 @@ class KernelChoices:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Alone among the processes of this machine, where the file can be made."""
+    """Exclusive across processes if the lock file can be created."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,11 @@ def _built(
             )
             try:
                 layers.append(_int8_layer(linear, name) if is_int8 else KERNELS[name](linear))
-            except (RuntimeError, OSError):  # this processor lacks instructions for it, or torch its library
+            except (
+                RuntimeError,
+                OSError,
+                AttributeError,
+            ):  # this processor lacks instructions for it, or torch its library
                 break
         if layers:
             yield name, layers

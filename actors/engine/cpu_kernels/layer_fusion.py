@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,13 @@ from actors.engine.block_pool import BlockPool
 from actors.engine.cpu_kernels.fused_layer import Attended, ChoosePanels, FusedLayer, LayerParts, Workspace
 from actors.engine.cpu_kernels.microkernel import PANEL
 from actors.engine.cpu_kernels.panel_linear import PanelKernel
+from actors.engine.cpu_kernels.threads import has_openmp
 from actors.engine.decoder_layers import decoder_layers
 from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceStart
+from actors.models.loader import max_model_len
 from actors.models.quantization import Int8Linear
 
 logger = logging.getLogger(__name__)
@@ -40,32 +44,35 @@ _PANELS = PanelKernel()
 def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: ChoosePanels) -> int:
     """Replace layers of a CPU model in place by fused ones; the number of them.
 
-    shapes: of the layers' keys and values. A layer stays if it has other parts than Llama's, or gives other outputs in
-    float32.
+    shapes: of the layers' keys and values. A layer stays if its modules have other code than Llama's and its kin, or if
+    it gives other outputs in float32: constants and functions that the code names may differ.
     """
+    if not has_openmp():
+        return 0
     try:
         layers = decoder_layers(model)
     except ModelError:
         return 0
-    parts = {index: found for index, layer in enumerate(layers) if (found := _parts_of(layer)) is not None}
-    if not parts:
+    known = [index for index, layer in enumerate(layers) if parts_of(layer) is not None]
+    if not known:
         return 0
     calls = _Calls(model, shapes)
     calls.record(layers)
     space, tried = Workspace(), Workspace()
     count = 0
-    for index, own in parts.items():
-        attended = calls.plan.attended.get(index)
-        if attended is None or attended.head_dim % PANEL or not calls.agrees(layers[index], index, attended, tried):
+    for index in known:
+        layer, attended = layers[index], calls.plan.attended.get(index)
+        if attended is None or attended.head_dim % PANEL or not calls.agrees(layer, index, attended, tried):
             continue
+        parts = parts_of(layer)
+        assert parts is not None
         try:
-            fused = FusedLayer(layers[index], own, attended, space, choose)
+            fused = FusedLayer(layer, parts, attended, space, choose)
         except RuntimeError as error:
             logger.debug("layer %d of %s is not fused: %s", index, type(model).__name__, error)
             continue
-        for name in ("attention_type", "layer_type"):  # read by models
-            if hasattr(layers[index], name):
-                setattr(fused, name, getattr(layers[index], name))
+        if hasattr(layer, "attention_type"):  # read by models
+            fused.attention_type = layer.attention_type
         layers[index] = fused
         count += 1
     return count
@@ -92,14 +99,19 @@ class _Calls:
 
     def __init__(self, model: PreTrainedModel, shapes: list[LayerShape]) -> None:
         self._model = model
+        self._stored = shapes
         self._shapes = [shape._replace(dtype=torch.float32) for shape in shapes]
-        self._batch = _tried_batch(int(model.config.get_text_config().vocab_size))
+        config = model.config.get_text_config()
+        self._batch = _tried_batch(int(config.vocab_size))
+        # Far from the beginning, where layers that scale by position do so.
+        self._first_position = max(0, max_model_len(config) - 2 * sum(_TRIED_TOKENS))
         self.plan = _TriedPlan(self._batch, self._cache(shapes))
         self._calls: dict[int, tuple[Tensor, Mapping[str, Any]]] = {}
 
     def record(self, layers: nn.ModuleList) -> None:
         def note(index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            self._calls[index] = args[0] if args else kwargs["hidden_states"], kwargs
+            if len(args) < 2:
+                self._calls[index] = args[0] if args else kwargs["hidden_states"], kwargs
 
         hooks = [
             layer.register_forward_pre_hook(
@@ -110,7 +122,7 @@ class _Calls:
         try:
             self._model(
                 input_ids=torch.from_numpy(self._batch.token_ids)[None],
-                position_ids=torch.from_numpy(self._batch.positions)[None],
+                position_ids=torch.from_numpy(self._batch.positions)[None] + self._first_position,
                 use_cache=False,
                 logits_to_keep=1,
                 paged_plan=self.plan,
@@ -121,13 +133,16 @@ class _Calls:
 
     def agrees(self, layer: nn.Module, index: int, attended: Attended, space: Workspace) -> bool:
         """Whether a fused layer of the same weights in float32 gives the same outputs."""
+        shape = attended.key_heads, attended.head_dim, attended.head_dim, next(layer.parameters()).dtype
+        if index not in self._calls or self._stored[index] != LayerShape(*shape):
+            return False
         hidden, kwargs = self._calls[index]
         angles = kwargs.get("position_embeddings")
         if not isinstance(angles, tuple) or len(angles) != 2 or angles[0].shape[-1] > attended.head_dim:
             return False
         hidden = hidden.float()
         layer = copy.deepcopy(layer).float()
-        parts = _parts_of(layer)
+        parts = parts_of(layer)
         assert parts is not None
         rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "paged_plan")}
         rest["position_embeddings"] = tuple(angle.float() for angle in angles)
@@ -140,9 +155,9 @@ class _Calls:
         found = outputs(FusedLayer(layer, parts, attended, space, lambda *_: _PANELS))
         if not isinstance(expected, Tensor) or expected.shape != found.shape:
             return False
-        added = float((expected - hidden).norm())
-        # A layer that adds nothing shows nothing.
-        return added > 0.0 and float((found - expected).norm()) <= _TOLERANCE * added
+        added = (expected - hidden).norm(dim=-1)
+        # By rows, because one may be larger than all others by far. A layer that adds nothing shows nothing.
+        return bool((added > 0.0).all() and ((found - expected).norm(dim=-1) <= _TOLERANCE * added).all())
 
     def _cache(self, shapes: list[LayerShape]) -> KvCache:
         slots = (int(self._batch.block_tables.max()) + 1) * _BLOCK_SIZE
@@ -164,30 +179,49 @@ def _tried_batch(vocab_size: int) -> PackedBatch:
     return pack(parts)
 
 
-_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_ATTENTION_CHILDREN = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_HEAD_NORMS = {"q_norm", "k_norm"}
-_MLP_CHILDREN = {"gate_proj", "up_proj", "down_proj"}
+@lru_cache(maxsize=1)
+def _known_code() -> frozenset[tuple[Any, ...]]:
+    from transformers.models.llama import modeling_llama as llama
+    from transformers.models.mistral import modeling_mistral as mistral
+    from transformers.models.qwen2 import modeling_qwen2 as qwen2
+    from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+    kinds = [
+        *(llama.LlamaDecoderLayer, llama.LlamaAttention, llama.LlamaMLP, llama.LlamaRMSNorm),
+        *(mistral.MistralDecoderLayer, mistral.MistralAttention, mistral.MistralMLP, mistral.MistralRMSNorm),
+        *(qwen2.Qwen2DecoderLayer, qwen2.Qwen2Attention, qwen2.Qwen2MLP, qwen2.Qwen2RMSNorm),
+        *(qwen3.Qwen3DecoderLayer, qwen3.Qwen3Attention, qwen3.Qwen3MLP, qwen3.Qwen3RMSNorm),
+    ]
+    return frozenset(map(_code_of, kinds))
 
 
-def _parts_of(layer: nn.Module) -> LayerParts | None:
-    """None for a layer with other parts, or with hooks."""
-    children = dict(layer.named_children())
-    if isinstance(layer, FusedLayer) or set(children) != _CHILDREN:
+def _code_of(kind: type[nn.Module]) -> tuple[Any, ...]:
+    """What a forward does, whatever file it is in."""
+    code = inspect.unwrap(kind.forward).__code__
+    constants = [str(constant) for constant in code.co_consts if constant != kind.forward.__doc__]
+    return code.co_code, code.co_names, code.co_varnames, tuple(constants)
+
+
+def parts_of(layer: nn.Module) -> LayerParts | None:
+    """None for a layer whose modules have other code than Llama's and its kin, or hooks."""
+    if isinstance(layer, FusedLayer) or _code_of(type(layer)) not in _known_code():
         return None
-    attention, mlp = dict(children["self_attn"].named_children()), dict(children["mlp"].named_children())
-    has_head_norms = set(attention) - _HEAD_NORMS == _ATTENTION_CHILDREN and set(attention) >= _HEAD_NORMS
-    if not (has_head_norms or set(attention) == _ATTENTION_CHILDREN) or set(mlp) - {"act_fn"} != _MLP_CHILDREN:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    head_norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    if any(_code_of(type(one)) not in _known_code() for one in (attention, mlp, *norms, *head_norms)):
+        return None
+    if type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
         return None
     if any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in layer.modules()):
         return None
     parts = LayerParts(
-        norms=(children["input_layernorm"], children["post_attention_layernorm"]),
-        projections=[attention[name] for name in ("q_proj", "k_proj", "v_proj")],
-        output=attention["o_proj"],
-        gates=[mlp["gate_proj"], mlp["up_proj"]],
-        down=mlp["down_proj"],
-        head_norms=[attention["q_norm"], attention["k_norm"]] if has_head_norms else [],
+        norms=norms,
+        projections=[attention.q_proj, attention.k_proj, attention.v_proj],
+        output=attention.o_proj,
+        gates=[mlp.gate_proj, mlp.up_proj],
+        down=mlp.down_proj,
+        head_norms=head_norms,
     )
     return parts if _are_plain(parts) else None
 

@@ -25,7 +25,7 @@ def widened(bits: np.uint16) -> np.float32:
 
 @njit(nogil=True)
 def narrowed(number: np.float32) -> np.uint16:
-    """The nearest bfloat16; of two, the even one. NaN may become infinite."""
+    """The nearest bfloat16; of two, the even one. NaN may become another number."""
     bits = np.float32(number).view(np.uint32)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
@@ -40,7 +40,7 @@ def rounded(number: np.float32) -> np.float32:
 
 @njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def exponential(number: np.float32) -> np.float32:
-    """exp of a number up to 80, to 1e-7 of it; almost 0 far below."""
+    """exp of a number up to 80, to 4e-7 of it; exp(-87.5) below that."""
     number = max(number, np.float32(LEAST_EXPONENT))
     power = np.floor(number * np.float32(LOG2_E) + np.float32(0.5))
     rest = number - power * np.float32(LN2_HIGH) - power * np.float32(LN2_LOW)

@@ -28,7 +28,7 @@ from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 DTYPES = tuple(_KINDS)
-_TOGETHER = 12  # panels, so that each thread's are whole blocks of four, three or two
+_TOGETHER = 4  # panels of a thread are a multiple, so that few blocks are narrower than they might be
 
 
 class PanelKernel(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Ministral3Config, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
+from actors.engine.cpu_kernels import layer_fusion
 from actors.engine.cpu_kernels.fused_layer import FusedLayer
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.engine.model_runner import ModelRunner
@@ -192,6 +194,31 @@ def test_a_layer_that_adds_nothing_in_the_trial_is_not_fused():
     model.model.layers[1].self_attn.o_proj.weight.zero_()
     model.model.layers[1].mlp.down_proj.weight.zero_()
     assert is_fused(ModelRunner(model, BLOCKS * BLOCK).model) == [True, False, True]
+
+
+def test_a_layer_that_scales_by_position_is_not_fused():
+    """Its scale is 1 up to position 16,384, where a trial of few rows sees nothing."""
+    model = AutoModelForCausalLM.from_config(Ministral3Config(**SIZES | {"max_position_embeddings": 65_536})).eval()
+    assert is_fused(ModelRunner(model, BLOCKS * BLOCK).model) == [False] * 3
+
+
+def test_without_openmp_layers_stay(monkeypatch):
+    monkeypatch.setattr(layer_fusion, "has_openmp", lambda: False)
+    assert is_fused(ModelRunner(make_model("llama"), BLOCKS * BLOCK).model) == [False] * 3
+
+
+def test_engines_of_one_model_may_run_at_once():
+    model = make_model("llama")
+    runners = [ModelRunner(model, BLOCKS * BLOCK) for _ in range(2)]
+    rounds = [rounds_of(np.random.default_rng(seed), 2) for seed in range(2)]
+
+    def again(index: int) -> list[torch.Tensor]:
+        return [logits_of(runners[index], rounds[index], 3) for _ in range(8)]
+
+    expected = [logits_of(runner, round_, 3) for runner, round_ in zip(runners, rounds, strict=True)]
+    with ThreadPoolExecutor(2) as threads:
+        for index, found in enumerate(threads.map(again, range(2))):
+            assert all(torch.equal(one, expected[index]) for one in found)
 
 
 def test_heads_that_are_no_whole_panels_are_not_fused():
