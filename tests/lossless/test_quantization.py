@@ -82,6 +82,6 @@ def test_the_demo_model_stays_near_itself(smollm2_dir, quantization):
     assert 0 < distance < (0.2 if quantization == "fp8" else 0.1)
     p, q = whole.log_softmax(-1), quantized.log_softmax(-1)
     divergence = (p.exp() * (p - q)).sum(-1)
-    looseness = 5 if quantization == "fp8" else 1  # three bits of a number's fraction, and activations have no more
-    assert divergence.mean() < 0.02 * looseness
-    assert divergence.max() < 0.1 * looseness
+    # fp8 leaves weights and activations three bits of the fraction: 0.053 and 0.146 were measured.
+    assert divergence.mean() < (0.08 if quantization == "fp8" else 0.02)
+    assert divergence.max() < (0.2 if quantization == "fp8" else 0.1)
