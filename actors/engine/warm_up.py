@@ -10,6 +10,8 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 
 _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve is extrapolated
+# Uses every step of sampling: kernels are compiled when the first row needs them.
+_SAMPLING = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9, presence_penalty=0.5)
 _PROFILE_RUNS = 4  # the fastest counts: the first of a shape compiles and allocates, the third may record launches
 
 
@@ -21,7 +23,7 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     no sequence before or after.
     """
     prompt = np.ones(2, dtype=np.int32)
-    sampled = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(prompt), "warm-up")
+    sampled = SequenceStart(_SAMPLING, len(prompt), "warm-up")
     items = [
         VerifyItem(SequenceDelta(seq_id, 0, prompt), len(prompt), _flat_tree(2), begin=sampled) for seq_id in (1, 2)
     ]
@@ -44,14 +46,13 @@ def run_largest_round(engine: TargetEngine, limits: RoundLimits, longest: int) -
 
     The engine holds no sequence before or after.
     """
-    sampling = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9)
     items: list[VerifyItem] = []
     for rows in _prompt_chunks(limits, longest):
         prompt = np.ones(rows + 1, dtype=np.int32)
-        begin = SequenceStart(sampling, len(prompt), "warm-up")
+        begin = SequenceStart(_SAMPLING, len(prompt), "warm-up")
         items.append(VerifyItem(SequenceDelta(len(items) + 1, 0, prompt), rows, begin=begin))
     for nodes in _tree_sizes(limits):
-        begin = SequenceStart(sampling, 1, "warm-up")
+        begin = SequenceStart(_SAMPLING, 1, "warm-up")
         delta = SequenceDelta(len(items) + 1, 0, np.ones(1, dtype=np.int32))
         items.append(VerifyItem(delta, 1, _flat_tree(min(nodes, engine.vocab_size)), begin))
     rows = engine.verify(VerifyBatch(0, items)).rows
