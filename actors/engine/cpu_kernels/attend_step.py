@@ -33,7 +33,6 @@ from actors.engine.cpu_kernels.layer_state import (
     WORDS,
 )
 from actors.engine.cpu_kernels.layer_steps import store
-from actors.engine.cpu_kernels.microkernel import PANEL
 from actors.engine.cpu_kernels.numbers import (
     copy_lanes,
     exponential,
@@ -45,6 +44,7 @@ from actors.engine.cpu_kernels.numbers import (
     widen_lanes,
 )
 from actors.engine.cpu_kernels.threads import num_threads, thread_num
+from actors.engine.cpu_kernels.weight_formats import PANEL
 
 _KEYS = 64  # of a block
 _QUERIES = 96  # of a task at most: rows times query heads that share a key head

@@ -21,12 +21,13 @@ from actors.engine.attention.interface import AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.cpu_kernels import layer_state, layer_steps
 from actors.engine.cpu_kernels.attend_step import attend
-from actors.engine.cpu_kernels.microkernel import FLOAT32, multiply
+from actors.engine.cpu_kernels.microkernel import multiply
 from actors.engine.cpu_kernels.panel_linear import PanelKernel, Panels, PanelSlice
+from actors.engine.cpu_kernels.weight_formats import FLOAT32
 from actors.models.quantization import Int8Linear
 
-# (dtype, in_features, out_features) -> how to multiply by panels; None: another kernel is faster
-ChoosePanels = Callable[[torch.dtype, int, int], PanelKernel | None]
+# A weight [out_features, in_features] -> how to multiply by panels; None: another kernel is faster
+ChoosePanels = Callable[[Tensor], PanelKernel | None]
 
 
 class Workspace:
@@ -196,7 +197,7 @@ class FusedLayer(nn.Module):
 
 def _panels_of(linears: list[Linear], choose: ChoosePanels) -> Panels:
     weight = torch.cat([linear.weight for linear in linears])
-    kernel = choose(weight.dtype, weight.shape[1], len(weight))
+    kernel = choose(weight)
     if kernel is None:
         raise RuntimeError(f"panels are not the fastest for {weight.shape[1]} x {len(weight)}")
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])

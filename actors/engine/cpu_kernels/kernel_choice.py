@@ -24,10 +24,11 @@ import torch
 from numba import config
 from torch import Tensor, nn
 
+from actors.engine.cpu_kernels.block_weights import code_bits, grid_of
 from actors.engine.cpu_kernels.byte_product import ByteProduct
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
-from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelKernel, PanelLinear, Panels
+from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelKernel, PanelLinear, Panels, has_multiply_add
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.home import paceline_home
 from actors.models.quantization import Int4Linear, Int8Linear, Product
@@ -39,6 +40,7 @@ _LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int4Linear)
 _PANELS = {
     "panel": PanelKernel(),
     "panel ahead": PanelKernel(ahead_bytes=AHEAD_BYTES),
+    "panel dense": PanelKernel(in_blocks=False),
     "pairs": PanelKernel(rounds_inputs=True),
     "pairs ahead": PanelKernel(rounds_inputs=True, ahead_bytes=AHEAD_BYTES),
 }
@@ -77,7 +79,7 @@ def replace_linears(model: nn.Module) -> bool:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if _is_plain(child):
-                kernel = choices.kernel(child.weight.dtype, child.in_features, child.out_features)
+                kernel = choices.kernel(*_shape_of(child.weight))
                 setattr(module, name, KERNELS[kernel](child))
     for module in model.modules():
         if isinstance(module, Int8Linear) and module.product is None and module.weight.device.type == "cpu":
@@ -90,10 +92,10 @@ def replace_linears(model: nn.Module) -> bool:
     )
 
 
-def choose_panels(dtype: torch.dtype, in_features: int, out_features: int) -> PanelKernel | None:
-    """How panels multiply this shape in a fused layer; None where another kernel is so much faster that it pays more
-    than fusing."""
-    return _PANELS.get(_choices_of(paceline_home() / "cpu_kernels.json").panels(dtype, in_features, out_features))
+def choose_panels(weight: Tensor) -> PanelKernel | None:
+    """How panels multiply a weight [out_features, in_features] in a fused layer; None where another kernel is so much
+    faster that it pays more than fusing."""
+    return _PANELS.get(_choices_of(paceline_home() / "cpu_kernels.json").panels(*_shape_of(weight)))
 
 
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:
@@ -107,6 +109,11 @@ def _is_plain(module: nn.Module) -> bool:
     weight = module.weight.data
     # A tensor-parallel shard is a DTensor, which carries its plan with it.
     return type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype in DTYPES
+
+
+def _shape_of(weight: Tensor) -> tuple[torch.dtype, int, int, int]:
+    """dtype, in_features, out_features and bits of the codes that a weight is stored in, 0 for none."""
+    return weight.dtype, weight.shape[1], len(weight), code_bits(weight) if has_multiply_add() else 0
 
 
 @lru_cache
@@ -128,18 +135,19 @@ class KernelChoices:
         self._machine = _machine()
         self._known = self._read().get(self._machine, {})
 
-    def kernel(self, dtype: torch.dtype, in_features: int, out_features: int) -> str:
+    def kernel(self, dtype: torch.dtype, in_features: int, out_features: int, bits: int = 0) -> str:
+        """bits: of the codes in which the weight can be stored, 0 for none."""
         if _is_small(dtype, in_features, out_features):
             return "panel"
-        key = f"{_name(dtype)} {in_features}x{out_features}"
-        return self._choice(key, lambda: fastest_kernel(measure(dtype, in_features, out_features)))
+        key = f"{_name(dtype)} {in_features}x{out_features}{_of_bits(bits)}"
+        return self._choice(key, lambda: fastest_kernel(measure(dtype, in_features, out_features, bits=bits)))
 
-    def panels(self, dtype: torch.dtype, in_features: int, out_features: int) -> str:
+    def panels(self, dtype: torch.dtype, in_features: int, out_features: int, bits: int = 0) -> str:
         """A kernel of panels, or "plain"."""
         if _is_small(dtype, in_features, out_features):
             return "panel"
-        key = f"{_name(dtype)} {in_features}x{out_features} in fused layers"
-        return self._choice(key, lambda: fastest_panels(measure(dtype, in_features, out_features)))
+        key = f"{_name(dtype)} {in_features}x{out_features}{_of_bits(bits)} in fused layers"
+        return self._choice(key, lambda: fastest_panels(measure(dtype, in_features, out_features, bits=bits)))
 
     def dtype(self, in_features: int, out_features: int) -> Dtype:
         """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if it is not slower."""
@@ -225,24 +233,29 @@ def _is_small(dtype: torch.dtype, in_features: int, out_features: int) -> bool:
     return in_features * out_features * dtype.itemsize <= _SMALL and has_openmp()
 
 
+def _of_bits(bits: int) -> str:
+    return f" in {bits} bits" if bits else ""
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @torch.inference_mode()
 def measure(
-    dtype: torch.dtype, in_features: int, out_features: int, stored: torch.dtype | None = None
+    dtype: torch.dtype, in_features: int, out_features: int, stored: torch.dtype | None = None, bits: int = 0
 ) -> dict[str, list[float]]:
     """Seconds of a product by kernel, for each of `_ROWS`, in memory that no cache holds; inf for what was given up.
 
     Of large matrices, a part of the outputs is measured. stored: what weights are rounded to before, if not to `dtype`.
+    bits: of codes that the weights can be stored in; 0 for none.
     """
     bytes_per_output = in_features * dtype.itemsize
     outputs = min(out_features, max(16, _BYTES // 4 // bytes_per_output))
     copies = max(2, min(_MOST_COPIES, _BYTES // (outputs * bytes_per_output)))
     best = [math.inf] * len(_ROWS)
     seconds = {}
-    for name, layers in _built(dtype, stored or dtype, in_features, outputs, copies):
+    for name, layers in _built(dtype, stored or dtype, in_features, outputs, copies, bits):
         seconds[name] = [math.inf] * len(_ROWS)
         for index, rows in enumerate(_ROWS):
             inputs = torch.randn(1, rows, in_features, dtype=dtype if dtype.is_floating_point else torch.float32)
@@ -254,11 +267,15 @@ def measure(
 
 
 def _built(
-    dtype: torch.dtype, stored: torch.dtype, in_features: int, out_features: int, copies: int
+    dtype: torch.dtype, stored: torch.dtype, in_features: int, out_features: int, copies: int, bits: int
 ) -> Iterator[tuple[str, list[nn.Module]]]:
     is_int8 = dtype == torch.int8
     weight = torch.randn(out_features, in_features).to(torch.float32 if is_int8 else stored)
+    if bits:
+        weight = grid_of(weight, bits)
     for name in (*INT8_PRODUCTS, _WIDENED) if is_int8 else KERNELS:
+        if name == "panel dense" and not bits:
+            continue  # the same as "panel"
         layers: list[nn.Module] = []
         for _ in range(copies):
             linear = nn.Linear(in_features, out_features, bias=False, device="meta")

@@ -19,9 +19,9 @@ from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.cpu_kernels.fused_layer import Attended, ChoosePanels, FusedLayer, LayerParts, Workspace
-from actors.engine.cpu_kernels.microkernel import PANEL
 from actors.engine.cpu_kernels.panel_linear import PanelKernel
 from actors.engine.cpu_kernels.threads import has_openmp
+from actors.engine.cpu_kernels.weight_formats import PANEL
 from actors.engine.decoder_layers import decoder_layers
 from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.sequence import Sequence

@@ -8,8 +8,8 @@ in_features is LLVM IR without a word about the instruction set: LLVM takes SSE,
 An output is the sum over in_features in ascending order, by one accumulator, whatever the number of rows. So a row's
 bits depend neither on the other rows nor on its place among them.
 
-Weights in bfloat16 lie in pairs of inputs: a vector of 32-bit words becomes two of float32 by a shift and a mask.
-Processors with AVX512-BF16 can also multiply such pairs with pairs of bfloat16 inputs; some are slower at it.
+Processors with AVX512-BF16 can multiply pairs of bfloat16 weights with pairs of bfloat16 inputs; some are slower at it.
+Weights in codes are made float32 in registers where few rows need them, and once in a buffer for all where many do.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from actors.engine.cpu_kernels.addresses import keep_alive
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
+from actors.engine.cpu_kernels.weight_formats import (
+    BFLOAT16_PAIRS,
+    BYTE,
+    CODE_BITS,
+    FLOAT,
+    FLOAT32,
+    FORMATS,
+    INDEX,
+    INT,
+    INTS,
+    PANEL,
+    VECTOR,
+    item_reader,
+)
 
-PANEL = 16  # outputs of a panel
-_DEPTH = 1024  # in_features between two stores of the sums: a panel's share stays in the second-level cache
-
-# Formats of stored weights, and bytes of their items and of the inputs that an item is multiplied with. In BFLOAT16 an
-# item is two weights, for two inputs in float32; in BFLOAT16_PAIRS the two inputs are bfloat16, too.
-FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS = range(5)
-ITEM_BYTES = (4, 4, 2, 1, 4)
-INPUTS_OF_ITEM = (1, 2, 1, 1, 2)
-INPUT_BYTES = (4, 8, 4, 4, 4)
+_SHARE_BYTES = 64 << 10  # of a panel between two stores of the sums: it stays in the second-level cache
 # Distance of prefetched weights. Some processors need 4 to 25 % fewer seconds with it, others 10 to 20 % more.
 AHEAD_BYTES = 2048
-
-_INDEX = ir.IntType(64)
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, PANEL)
-_BYTE, _INT = ir.IntType(8), ir.IntType(32)
-_INTS = ir.VectorType(_INT, PANEL)
-_STORED = (_FLOAT, _INT, ir.HalfType(), ir.IntType(8), _INT)
+_LINE_BYTES = 64
+_MOST_CODED_PASSES = 2  # over panels in codes; for more rows they are widened first
 
 
 class _BFloat(ir.types.Type):
@@ -62,109 +65,129 @@ class _BFloat(ir.types.Type):
 _PAIRS = ir.VectorType(_BFloat(), 2 * PANEL)
 
 
-def _widened(builder: ir.IRBuilder, weights: ir.Value, kind: int) -> list[ir.Value]:
-    """Vectors of float32, one for each input of an item; exact. Pairs stay as they are."""
-    if kind == BFLOAT16:
-        first = builder.shl(weights, ir.Constant(_INTS, [16] * PANEL))
-        second = builder.and_(weights, ir.Constant(_INTS, [0xFFFF0000] * PANEL))
-        return [builder.bitcast(first, _VECTOR), builder.bitcast(second, _VECTOR)]
-    if kind == FLOAT16:
-        return [builder.fpext(weights, _VECTOR)]
-    if kind == INT8:
-        return [builder.sitofp(builder.sext(weights, _INTS), _VECTOR)]
-    return [weights]
-
-
 def _multiply_add(builder: ir.IRBuilder, kind: int) -> Callable[[ir.Value, ir.Value, ir.Value], ir.Value]:
     """weights, an input in all places, sums -> the sums with the products."""
     if kind == BFLOAT16_PAIRS:
         add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_VECTOR, [_VECTOR, _PAIRS, _PAIRS]), "llvm.x86.avx512bf16.dpbf16ps.512"
+            builder.module, ir.FunctionType(VECTOR, [VECTOR, _PAIRS, _PAIRS]), "llvm.x86.avx512bf16.dpbf16ps.512"
         )
         return lambda weights, inputs, sums: builder.call(
             add, [sums, builder.bitcast(weights, _PAIRS), builder.bitcast(inputs, _PAIRS)]
         )
     add = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{PANEL}f32"
+        builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fmuladd.v{PANEL}f32"
     )
     return lambda weights, inputs, sums: builder.call(add, [weights, inputs, sums])
 
 
 @intrinsic(prefer_literal=True)
 def _block(context, place, rows, panels, kind, ahead_bytes):  # type: ignore[no-untyped-def]
-    """outputs[r, 16 p + i] += sum over d of inputs[r, d] * weights[p, d, i], for literals after `place`.
+    """outputs[r, 16 p + i] += sum over d of inputs[r, d] * weights[p, d, i], for rows and panels that `Blocks.shapes`
+    has. kind and ahead_bytes are literals.
 
     place: inputs, in_stride, weights, panel_bytes, depth, outputs, out_stride: addresses, strides in elements, and the
     number of items.
     """
-    num_rows, num_panels, stored = rows.literal_value, panels.literal_value, kind.literal_value
-    signature = types.void(types.UniTuple(types.intp, 7), rows, panels, kind, ahead_bytes)
+    stored, ahead = kind.literal_value, ahead_bytes.literal_value
+    signature = types.void(types.UniTuple(types.intp, 7), types.intp, types.intp, kind, ahead_bytes)
 
     def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        inputs, in_stride, weights, panel_bytes, depth, outputs, out_stride = cgutils.unpack_tuple(builder, args[0])
-        add = _multiply_add(builder, stored)
-        prefetch = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), *[_INT] * 3]),
-            "llvm.prefetch.p0i8",
-        )
-        panel_type = ir.VectorType(_STORED[stored], PANEL).as_pointer()
-        input_type = _INT if stored == BFLOAT16_PAIRS else _FLOAT
-        inputs_type = ir.VectorType(input_type, PANEL)
-        first_input = builder.inttoptr(inputs, input_type.as_pointer())
-        first_output = builder.inttoptr(outputs, _FLOAT.as_pointer())
-        row_inputs = [builder.gep(first_input, [builder.mul(in_stride, _INDEX(row))]) for row in range(num_rows)]
-        panel_weights = [
-            builder.inttoptr(builder.add(weights, builder.mul(panel_bytes, _INDEX(panel))), panel_type)
-            for panel in range(num_panels)
-        ]
-        places = {
-            (row, panel): builder.bitcast(
-                builder.gep(first_output, [builder.add(builder.mul(out_stride, _INDEX(row)), _INDEX(panel * PANEL))]),
-                _VECTOR.as_pointer(),
-            )
-            for row in range(num_rows)
-            for panel in range(num_panels)
-        }
-        before = {place: builder.load(pointer, align=4) for place, pointer in places.items()}
-        entry = builder.block
-        loop, end = builder.append_basic_block("depths"), builder.append_basic_block("stored")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index = builder.phi(_INDEX)
-        index.add_incoming(_INDEX(0), entry)
-        sums = {place: builder.phi(_VECTOR) for place in places}
-        for place, value in sums.items():
-            value.add_incoming(before[place], entry)
-        for pointer in panel_weights if ahead_bytes.literal_value else ():
-            ahead = builder.add(index, _INDEX(ahead_bytes.literal_value // (PANEL * ITEM_BYTES[stored])))
-            line = builder.bitcast(builder.gep(pointer, [ahead]), _BYTE.as_pointer())
-            builder.call(prefetch, [line, _INT(0), _INT(3), _INT(1)])  # to be read, kept in all caches, data
-        loaded = [
-            _widened(builder, builder.load(builder.gep(pointer, [index]), align=ITEM_BYTES[stored]), stored)
-            for pointer in panel_weights
-        ]
-        added = dict(sums)
-        inputs_of_item = len(loaded[0])
-        first_of_item = builder.mul(index, _INDEX(inputs_of_item))
-        for row, pointer in enumerate(row_inputs):
-            for number in range(inputs_of_item):
-                element = builder.load(builder.gep(pointer, [builder.add(first_of_item, _INDEX(number))]))
-                lane = builder.insert_element(ir.Constant(inputs_type, ir.Undefined), element, _INT(0))
-                broadcast = builder.shuffle_vector(lane, lane, ir.Constant(_INTS, [0] * PANEL))
-                for panel, weights_of_item in enumerate(loaded):
-                    added[row, panel] = add(weights_of_item[number], broadcast, added[row, panel])
-        for place, value in sums.items():
-            value.add_incoming(added[place], loop)
-        following = builder.add(index, _INDEX(1))
-        index.add_incoming(following, loop)
-        builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+        shapes = blocks_of(compiled_features(), stored).shapes()
+        end = builder.append_basic_block("end")
+        shape = builder.add(builder.mul(args[1], INDEX(PANEL)), args[2])
+        switch = builder.switch(shape, end)
+        for num_rows, num_panels in shapes:
+            case = builder.append_basic_block(f"rows{num_rows}panels{num_panels}")
+            switch.add_case(INDEX(num_rows * PANEL + num_panels), case)
+            builder.position_at_end(case)
+            _block_of(builder, cgutils.unpack_tuple(builder, args[0]), num_rows, num_panels, stored, ahead)
+            builder.branch(end)
         builder.position_at_end(end)
-        for place, pointer in places.items():
-            builder.store(added[place], pointer, align=4)
         return context.get_dummy_value()
 
     return signature, generate
+
+
+def _block_of(
+    builder: ir.IRBuilder, place: list[ir.Value], num_rows: int, num_panels: int, stored: int, ahead_bytes: int
+) -> None:
+    inputs, in_stride, weights, panel_bytes, depth, outputs, out_stride = place
+    add, item_bytes = _multiply_add(builder, stored), PANEL * FORMATS[stored].item_bytes
+    input_type = INT if stored == BFLOAT16_PAIRS else FLOAT
+    inputs_type = ir.VectorType(input_type, PANEL)
+    inputs_of_item = FORMATS[stored].input_bytes // 4
+    first_input = builder.inttoptr(inputs, input_type.as_pointer())
+    first_output = builder.inttoptr(outputs, FLOAT.as_pointer())
+    row_inputs = [builder.gep(first_input, [builder.mul(in_stride, INDEX(row))]) for row in range(num_rows)]
+    panels = [builder.add(weights, builder.mul(panel_bytes, INDEX(panel))) for panel in range(num_panels)]
+    sums_at = {
+        (row, panel): builder.bitcast(
+            builder.gep(first_output, [builder.add(builder.mul(out_stride, INDEX(row)), INDEX(panel * PANEL))]),
+            VECTOR.as_pointer(),
+        )
+        for row in range(num_rows)
+        for panel in range(num_panels)
+    }
+    before = {at: builder.load(pointer, align=4) for at, pointer in sums_at.items()}
+    entry = builder.block
+    loop, end = builder.append_basic_block("depths"), builder.append_basic_block("stored")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(INDEX)
+    index.add_incoming(INDEX(0), entry)
+    sums = {at: builder.phi(VECTOR) for at in sums_at}
+    for at, value in sums.items():
+        value.add_incoming(before[at], entry)
+    begin = builder.mul(index, INDEX(item_bytes))
+    items = [builder.add(panel, begin) for panel in panels]
+    for item in items if ahead_bytes else ():
+        for line in range(0, item_bytes, _LINE_BYTES):
+            _prefetch(builder, builder.add(item, INDEX(ahead_bytes // item_bytes * item_bytes + line)))
+    readers = [item_reader(builder, stored, item) for item in items]
+    added = dict(sums)
+    first_of_item = builder.mul(index, INDEX(inputs_of_item))
+    for number in range(inputs_of_item):
+        read = [reader(number) for reader in readers]
+        for row, pointer in enumerate(row_inputs):
+            element = builder.load(builder.gep(pointer, [builder.add(first_of_item, INDEX(number))]))
+            lane = builder.insert_element(ir.Constant(inputs_type, ir.Undefined), element, INT(0))
+            broadcast = builder.shuffle_vector(lane, lane, ir.Constant(INTS, [0] * PANEL))
+            for panel, vector in enumerate(read):
+                added[row, panel] = add(vector, broadcast, added[row, panel])
+    for at, value in sums.items():
+        value.add_incoming(added[at], loop)
+    following = builder.add(index, INDEX(1))
+    index.add_incoming(following, loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+    builder.position_at_end(end)
+    for at, pointer in sums_at.items():
+        builder.store(added[at], pointer, align=4)
+
+
+def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [BYTE.as_pointer(), *[INT] * 3])
+    prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    # To be read, kept in all caches, data
+    builder.call(prefetch, [builder.inttoptr(address, BYTE.as_pointer()), INT(0), INT(3), INT(1)])
+
+
+@intrinsic(prefer_literal=True)
+def _widen(context, items, count, floats, kind):  # type: ignore[no-untyped-def]
+    """Make float32 [count * inputs, 16] at an address of items at another, for a literal kind."""
+    stored = kind.literal_value
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        item_bytes, inputs = PANEL * FORMATS[stored].item_bytes, FORMATS[stored].inputs
+        with cgutils.for_range(builder, args[1]) as loop:
+            read = item_reader(builder, stored, builder.add(args[0], builder.mul(loop.index, INDEX(item_bytes))))
+            first = builder.inttoptr(
+                builder.add(args[2], builder.mul(loop.index, INDEX(inputs * PANEL * 4))), VECTOR.as_pointer()
+            )
+            for number in range(inputs):
+                builder.store(read(number), builder.gep(first, [INDEX(number)]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp, kind), generate
 
 
 def compiled_features() -> dict[str, bool]:
@@ -187,12 +210,24 @@ class Blocks(NamedTuple):
     three: int
     two: int
 
+    def panels(self, rows: int) -> int:
+        """How many at once, with blocks of so many rows."""
+        return 4 if rows <= self.four else 3 if rows <= self.three else 2 if rows <= self.two else 1
 
-def blocks_of(features: Mapping[str, bool]) -> Blocks:
+    def shapes(self) -> list[tuple[int, int]]:
+        """The (rows, panels) that there are. Rows are shared out evenly, so that some blocks have one less than the
+        largest; panels that are left over go one at a time."""
+        whole = {(rows - less, self.panels(rows)) for rows in range(1, self.rows + 1) for less in (0, 1) if rows > less}
+        return sorted(whole | {(rows, 1) for rows in range(1, self.rows + 1)})
+
+
+def blocks_of(features: Mapping[str, bool], kind: int = FLOAT32) -> Blocks:
     """From LLVM's names of the processor's features. The sums of a row and panel take one of 32 registers of AVX-512,
-    two of 16 of AVX2 and four of 32 of NEON."""
+    two of 16 of AVX2 and four of 32 of NEON. Codes need registers for steps and offsets."""
     if features.get("avx512f"):
-        return Blocks(8, 6, 8, 8)
+        return Blocks(8, 1, 1, 8) if kind in CODE_BITS else Blocks(8, 6, 8, 8)
+    if kind in CODE_BITS:
+        return Blocks(4, 0, 0, 0)
     return Blocks(6, 1, 1, 2) if features.get("avx2") or features.get("neon") else Blocks(6, 0, 0, 1)
 
 
@@ -203,8 +238,11 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
     It reads int64 numbers: inputs, rows, items of a row, weights, outputs [rows, stride], stride, first panel, and the
     one after the last. Inputs are contiguous. ahead_bytes: distance of prefetched weights; 0: none are.
     """
-    most_rows, four, three, two = blocks_of(compiled_features())
-    item_bytes, input_bytes, sources = ITEM_BYTES[kind], INPUT_BYTES[kind], SOURCES
+    item_bytes, inputs_of_item, input_bytes = FORMATS[kind]
+    is_coded, sources = kind in CODE_BITS, SOURCES
+    most_items = max(1, _SHARE_BYTES // (PANEL * (4 * inputs_of_item if is_coded else item_bytes)))
+    wide_bytes = most_items * inputs_of_item * PANEL * 4
+    panels_of_rows, panels_of_wide_rows = _panels_by_rows(kind), _panels_by_rows(FLOAT32)
 
     def run(work):  # type: ignore[no-untyped-def]
         sources  # noqa: B018 - a part of the key of numba's cache
@@ -212,71 +250,48 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
         out_stride, first, last = work[5], work[6], work[7]
         if rows == 0:
             return
-        panel_bytes = depth * PANEL * item_bytes
+        by_rows, is_widened, wide = panels_of_rows, False, 0
+        if is_coded:
+            is_widened = rows > _MOST_CODED_PASSES * (len(panels_of_rows) - 1)
+            if is_widened:
+                by_rows = panels_of_wide_rows
+        most_rows = len(by_rows) - 1
         passes = (rows + most_rows - 1) // most_rows
-        largest = (rows + passes - 1) // passes
-        panels = 4 if largest <= four else 3 if largest <= three else 2 if largest <= two else 1
-        for begin in range(0, depth, _DEPTH):
-            count = min(_DEPTH, depth - begin)
+        panels = by_rows[(rows + passes - 1) // passes]
+        if is_coded:
+            buffer = np.empty(panels * wide_bytes // 4 if is_widened else 0, np.float32)
+            wide = buffer.ctypes.data
+        panel_bytes = depth * PANEL * item_bytes
+        for begin in range(0, depth, most_items):
+            count = min(most_items, depth - begin)
             panel = first
             while panel < last:
                 step = panels if panel + panels <= last else 1
                 source = weights + panel * panel_bytes + begin * PANEL * item_bytes
+                if is_coded and is_widened:
+                    for number in range(step):
+                        _widen(source + number * panel_bytes, count, wide + number * wide_bytes, kind)
                 row = 0
                 for left in range(passes, 0, -1):
                     some = (rows - row + left - 1) // left
-                    place = (
-                        inputs + input_bytes * (row * depth + begin), depth * input_bytes // 4,
-                        source, panel_bytes, count,
-                        outputs + 4 * (row * out_stride + panel * PANEL), out_stride,
-                    )  # fmt: skip
-                    if step == 4:
-                        if some == 1:
-                            _block(place, 1, 4, kind, ahead_bytes)
-                        elif four > 1:
-                            if some == 2:
-                                _block(place, 2, 4, kind, ahead_bytes)
-                            elif some == 3:
-                                _block(place, 3, 4, kind, ahead_bytes)
-                            elif some == 4:
-                                _block(place, 4, 4, kind, ahead_bytes)
-                            elif some == 5:
-                                _block(place, 5, 4, kind, ahead_bytes)
-                            else:
-                                _block(place, 6, 4, kind, ahead_bytes)
-                    elif step == 3:  # for more rows than four panels: seven or eight, or six beside seven
-                        if three > 1:
-                            if some == 6:
-                                _block(place, 6, 3, kind, ahead_bytes)
-                            elif some == 7:
-                                _block(place, 7, 3, kind, ahead_bytes)
-                            else:
-                                _block(place, 8, 3, kind, ahead_bytes)
-                    elif step == 2:
-                        if some == 1:
-                            _block(place, 1, 2, kind, ahead_bytes)
-                        elif some == 2:
-                            _block(place, 2, 2, kind, ahead_bytes)
-                        else:
-                            _block(place, 3, 2, kind, ahead_bytes)
-                    elif some == 1:
-                        _block(place, 1, 1, kind, ahead_bytes)
-                    elif some == 2:
-                        _block(place, 2, 1, kind, ahead_bytes)
-                    elif some == 3:
-                        _block(place, 3, 1, kind, ahead_bytes)
-                    elif some == 4:
-                        _block(place, 4, 1, kind, ahead_bytes)
-                    elif some == 5:
-                        _block(place, 5, 1, kind, ahead_bytes)
-                    elif some == 6:
-                        _block(place, 6, 1, kind, ahead_bytes)
-                    elif most_rows > 6:
-                        if some == 7:
-                            _block(place, 7, 1, kind, ahead_bytes)
-                        else:
-                            _block(place, 8, 1, kind, ahead_bytes)
+                    own_inputs, stride = inputs + input_bytes * (row * depth + begin), depth * input_bytes // 4
+                    own_outputs = outputs + 4 * (row * out_stride + panel * PANEL)
+                    if not is_widened:
+                        place = (own_inputs, stride, source, panel_bytes, count, own_outputs, out_stride)
+                        _block(place, some, step, kind, ahead_bytes)
+                    elif is_coded:
+                        wide_count = count * inputs_of_item
+                        place = (own_inputs, stride, wide, wide_bytes, wide_count, own_outputs, out_stride)
+                        _block(place, some, step, FLOAT32, 0)
                     row += some
                 panel += step
+        if is_coded:
+            keep_alive(buffer)
 
     return entry_point(run)
+
+
+def _panels_by_rows(kind: int) -> np.ndarray:
+    """How many panels at once, by the rows of a block."""
+    blocks = blocks_of(compiled_features(), kind)
+    return np.array([0, *(blocks.panels(rows) for rows in range(1, blocks.rows + 1))])

@@ -12,19 +12,11 @@ from numba import carray, njit
 from torch import Tensor, nn
 
 from actors.engine.cpu_kernels.addresses import call, floats, keep_alive
+from actors.engine.cpu_kernels.block_weights import find_blocks, to_code_panels
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
-from actors.engine.cpu_kernels.microkernel import (
-    BFLOAT16,
-    BFLOAT16_PAIRS,
-    FLOAT16,
-    FLOAT32,
-    INPUTS_OF_ITEM,
-    INT8,
-    PANEL,
-    compiled_features,
-    multiply,
-)
+from actors.engine.cpu_kernels.microkernel import compiled_features, multiply
 from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
+from actors.engine.cpu_kernels.weight_formats import BFLOAT16, BFLOAT16_PAIRS, FLOAT16, FLOAT32, FORMATS, INT8, PANEL
 
 _KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 DTYPES = tuple(_KINDS)
@@ -36,12 +28,14 @@ class PanelKernel(NamedTuple):
 
     rounds_inputs: bool = False  # weights in bfloat16 with inputs in bfloat16
     ahead_bytes: int = 0  # see `multiply`
+    in_blocks: bool = True  # weights that are blocks of codes are stored so
 
 
 class Panels:
     """Products with a weight in panels, summed in float32, whatever the dtype of weights and inputs.
 
-    float32 weights that come from a checkpoint of 16 bits are stored so: half the bytes to read, and the same result.
+    float32 weights are stored in the fewest bits that give them back: 4 or 8 in blocks, or 16. Fewer bytes to read, and
+    the same result.
     """
 
     def __init__(
@@ -50,11 +44,11 @@ class Panels:
         """weight: [out_features, in_features], in int8 with scales. Bias and scales: [out_features]. Raises
         RuntimeError where the processor or the weight has no such products."""
         self.out_features, in_features = weight.shape
-        self.weights, kind = _lay_out(weight, kernel.rounds_inputs)
+        self.weights, kind = _lay_out(weight, kernel)
         self.width = len(self.weights) * PANEL
         self.rounds_inputs = kernel.rounds_inputs
         depth = self.weights.shape[1]
-        self.missing_inputs = depth * INPUTS_OF_ITEM[kind] - in_features
+        self.missing_inputs = depth * FORMATS[kind].inputs - in_features
         self._bias, self._scales = self._padded(bias), self._padded(scales)
         self._run, self._share = openmp(), share_of_panels()
         # As `multiply_share` reads them
@@ -112,15 +106,18 @@ class PanelSlice(nn.Module):
         return self._panels(inputs)[..., self._own].to(inputs.dtype)
 
 
-def _lay_out(weight: Tensor, rounds_inputs: bool) -> tuple[Tensor, int]:
-    """Panels of a weight [out_features, in_features] and their format. rounds_inputs: for inputs in bfloat16. Raises
-    RuntimeError where the processor or the weight has no such products."""
-    if rounds_inputs:
+def _lay_out(weight: Tensor, kernel: PanelKernel) -> tuple[Tensor, int]:
+    """Panels of a weight [out_features, in_features] and their format. Raises RuntimeError where the processor or the
+    weight has no such products."""
+    if kernel.rounds_inputs:
         if weight.dtype != torch.bfloat16 or not has_bfloat16_pairs():
             raise RuntimeError("no products of pairs in bfloat16")
         return to_pair_panels(weight), BFLOAT16_PAIRS
     if weight.dtype == torch.int8:
         return to_panels(weight), INT8
+    blocks = find_blocks(weight) if kernel.in_blocks and has_multiply_add() else None
+    if blocks is not None:
+        return to_code_panels(blocks), blocks.kind
     weight = _narrowed(weight)
     return to_pair_panels(weight) if weight.dtype == torch.bfloat16 else to_panels(weight), _KINDS[weight.dtype]
 
@@ -158,6 +155,12 @@ class Work(ctypes.Structure):
 def has_bfloat16_pairs() -> bool:
     """Whether compiled functions may use AVX512-BF16."""
     return bool(compiled_features().get("avx512bf16"))
+
+
+def has_multiply_add() -> bool:
+    """Whether the processor rounds once when it multiplies and adds."""
+    features = compiled_features()
+    return bool(features.get("fma") or features.get("neon"))
 
 
 @lru_cache

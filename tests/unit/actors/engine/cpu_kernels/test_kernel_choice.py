@@ -51,6 +51,18 @@ def test_measuring_times_every_kernel_that_this_processor_has(small_measurements
     assert all(times[0] > 0.0 for times in seconds.values())
 
 
+def test_weights_in_blocks_are_measured_as_such(small_measurements, tmp_path, monkeypatch):
+    seconds = measure(*SHAPE, bits=4)
+    assert {"panel", "panel dense"} <= set(seconds)
+    assert "panel dense" not in measure(*SHAPE)
+    asked = []
+    choices = KernelChoices(tmp_path / "cpu_kernels.json")
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, bits: asked.append(bits) or {"plain": [1.0]})
+    for bits in (0, 4, 8, 4):
+        assert choices.kernel(*SHAPE, bits) == "plain"
+    assert asked == [0, 4, 8]
+
+
 def test_bfloat16_is_measured_on_processors_without_its_instructions(small_measurements):
     # oneDNN's packed layout raises there.
     assert "plain" in measure(torch.bfloat16, 512, 256)
@@ -69,7 +81,7 @@ def test_another_machine_under_the_same_home_is_measured_too(small_measurements,
     path = tmp_path / "cpu_kernels.json"
     path.write_text(json.dumps({"another machine": {"float32 512x256": "plain"}}))
     choices = KernelChoices(path)
-    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"packed": [1.0], "plain": [2.0]})
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, **__: {"packed": [1.0], "plain": [2.0]})
     assert choices.kernel(*SHAPE) == "packed"
     kept = json.loads(path.read_text())
     assert kept.pop("another machine") == {"float32 512x256": "plain"}
@@ -79,7 +91,7 @@ def test_another_machine_under_the_same_home_is_measured_too(small_measurements,
 def test_two_that_ask_at_once_choose_the_same_and_lose_nothing(small_measurements, tmp_path, monkeypatch):
     path, measured, is_measuring = tmp_path / "cpu_kernels.json", [], threading.Event()
 
-    def slow(*shape):
+    def slow(*shape, **_):
         measured.append(shape)
         is_measuring.set()
         time.sleep(0.2)
@@ -100,10 +112,10 @@ def test_two_that_ask_at_once_choose_the_same_and_lose_nothing(small_measurement
 def test_a_processor_with_masked_instructions_is_another_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_choice, "_SMALL", 0)
     path = tmp_path / "cpu_kernels.json"
-    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"plain": [1.0]})
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, **__: {"plain": [1.0]})
     KernelChoices(path).kernel(*SHAPE)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"packed": [1.0]})
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, **__: {"packed": [1.0]})
     assert KernelChoices(path).kernel(*SHAPE) == "packed"
 
 
@@ -125,7 +137,7 @@ def test_bfloat16_must_be_faster_by_a_tenth(slower, dtype, small_measurements, t
 def test_a_file_that_is_no_record_is_measured_anew(text, small_measurements, tmp_path, monkeypatch):
     path = tmp_path / "cpu_kernels.json"
     path.write_text(text)
-    monkeypatch.setattr(kernel_choice, "measure", lambda *_: {"plain": [2.0]})
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, **__: {"plain": [2.0]})
     choices = KernelChoices(path)
     assert choices.kernel(*SHAPE) == "plain"
     assert KernelChoices(path).kernel(*SHAPE) == "plain"

@@ -1,0 +1,116 @@
+"""Weights in blocks of codes: found where they are, and the very numbers that they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from actors.engine.cpu_kernels.block_weights import BlockWeights, code_bits, find_blocks, grid_of
+from actors.engine.cpu_kernels.panel_linear import PanelKernel, PanelLinear, Panels, has_multiply_add
+from actors.engine.cpu_kernels.threads import has_openmp
+from actors.engine.cpu_kernels.weight_formats import CODES4, CODES8
+
+pytestmark = pytest.mark.skipif(
+    not has_openmp() or not has_multiply_add(), reason="no OpenMP runtime, or no multiply-add that rounds once"
+)
+
+FOUR_BITS, EIGHT_BITS = (Kind.Q4_0, Kind.Q4_1), (Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+DENSE = PanelKernel(in_blocks=False)
+
+
+def of_kind(kind: Kind, shape: tuple[int, int], seed: int, scale: float = 0.05) -> torch.Tensor:
+    """A weight as a file of that kind gives it."""
+    numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * np.float32(scale)
+    return torch.from_numpy(quants.dequantize(quants.quantize(numbers, kind), kind))
+
+
+def value(blocks: BlockWeights) -> torch.Tensor:
+    wide = blocks.codes.double() * blocks.steps[..., None].double() + blocks.offsets[..., None].double()
+    return wide.float().flatten(1)
+
+
+@pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS])
+@pytest.mark.parametrize("scale", [1e-3, 0.05, 30.0])
+def test_blocks_of_gguf_files_are_found_and_are_the_same_numbers(kind, scale):
+    weight = of_kind(kind, (48, 320), 1, scale)
+    blocks = find_blocks(weight)
+    assert blocks is not None
+    assert blocks.kind == (CODES4 if kind in FOUR_BITS else CODES8)
+    assert torch.equal(value(blocks), weight)
+    assert code_bits(weight) == (4 if kind in FOUR_BITS else 8)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    kind=st.sampled_from([*FOUR_BITS, *EIGHT_BITS]),
+    rows=st.integers(0, 40),
+    blocks=st.integers(1, 70),
+    out_features=st.integers(1, 140),
+    bias=st.booleans(),
+    ahead_bytes=st.sampled_from([0, 2048]),
+)
+def test_products_have_the_bits_of_those_with_dense_weights(kind, rows, blocks, out_features, bias, ahead_bytes):
+    layer = nn.Linear(32 * blocks, out_features, bias=bias)
+    layer.weight = nn.Parameter(of_kind(kind, (out_features, 32 * blocks), blocks), requires_grad=False)
+    inputs = torch.randn(rows, 32 * blocks, generator=torch.Generator().manual_seed(rows))
+    coded, dense = PanelLinear(layer, PanelKernel(ahead_bytes=ahead_bytes)), PanelLinear(layer, DENSE)
+    assert coded.panels.weights.dtype == torch.int32
+    assert dense.panels.weights.dtype != torch.int32
+    with torch.no_grad():
+        assert torch.equal(coded(inputs), dense(inputs))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0])
+def test_every_weight_is_read_back(kind):
+    weight = of_kind(kind, (40, 128), 3)
+    assert torch.equal(Panels(weight, PanelKernel())(torch.eye(128)).T, weight)
+
+
+def test_blocks_of_different_kinds_are_stored_in_the_larger_codes():
+    parts = [of_kind(kind, (32, 64), 5) for kind in (*FOUR_BITS, *EIGHT_BITS)]
+    parts += [torch.zeros(3, 64), torch.full((2, 64), 0.7)]
+    weight = torch.cat(parts)
+    blocks = find_blocks(weight)
+    assert blocks is not None
+    assert blocks.kind == CODES8
+    assert torch.equal(value(blocks), weight)
+    assert torch.equal(Panels(weight, PanelKernel())(torch.eye(64)).T, weight)
+
+
+def test_weights_that_are_no_grid_are_stored_as_they_are():
+    weight = of_kind(Kind.Q4_1, (1030, 64), 7)
+    assert find_blocks(weight) is not None
+    for spoiled in (weight.clone(), weight.clone(), weight.clone()):
+        spoiled[1029, 17] += 2.0**-22  # far beyond the rows that are tried first
+    spoiled[1029, 17] = float("nan")
+    assert find_blocks(spoiled) is None
+    weight[1029, 17] += 2.0**-20
+    assert find_blocks(weight) is None
+    assert torch.equal(Panels(weight, PanelKernel())(torch.eye(64)).T, weight)
+    assert find_blocks(torch.randn(16, 64)) is None
+    assert find_blocks(of_kind(Kind.Q4_1, (16, 64), 1)[:, :48]) is None  # half a block
+    assert find_blocks(of_kind(Kind.Q4_1, (16, 64), 1).bfloat16()) is None
+    assert code_bits(torch.randn(16, 64)) == 0
+
+
+def test_an_offset_that_would_be_rounded_in_a_register_is_refused():
+    codes = torch.arange(32) % 16
+    step = torch.tensor(0.5)
+    for offset, is_found in ((0.25, True), (2.0**-20, False)):
+        weight = (codes * step + offset).expand(16, 32).contiguous()
+        assert (find_blocks(weight) is not None) == is_found
+        assert torch.equal(Panels(weight, PanelKernel())(torch.eye(32)).T, weight)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_weight_rounded_to_a_grid_is_found_as_one(bits):
+    weight = torch.randn(40, 96)
+    rounded = grid_of(weight, bits)
+    assert code_bits(rounded) == bits
+    assert (rounded - weight).abs().max() < (0.3 if bits == 4 else 0.02)
