@@ -23,7 +23,7 @@ class BlockWeights(NamedTuple):
 
     kind: int  # CODES4 or CODES8
     codes: Tensor  # uint8 [out_features, in_features / 32, 32]
-    steps: Tensor  # float32 [out_features, in_features / 32]
+    steps: Tensor  # float32 [out_features, in_features / 32], as float16 has them
     offsets: Tensor  # the same
 
 
@@ -94,7 +94,7 @@ def _found(weight: Tensor) -> BlockWeights | None:
         tried = blocks[is_open]
         numbers = ((tried - offset[:, None]) / step[:, None]).round_().clamp_(0, top)
         # The step has 11 bits, so that the product is exact and the sum is rounded once.
-        fits = (numbers * step[:, None] + offset[:, None] == tried).all(1)
+        fits = (numbers * step[:, None] + offset[:, None] == tried).all(1) & (offset.half().float() == offset)
         if not fits.any():
             continue
         kind = max(kind, grid.kind)
@@ -105,21 +105,26 @@ def _found(weight: Tensor) -> BlockWeights | None:
 
 
 def _is_readable(blocks: BlockWeights) -> bool:
-    """Whether what `item_reader` subtracts from the offsets leaves exact numbers."""
+    """Whether float16 has the offsets, and what `item_reader` subtracts from them leaves exact numbers."""
     exact = blocks.offsets.double() - blocks.steps.double() * step_factor(blocks.kind)
-    return torch.equal(exact.float().double(), exact)
+    halves = blocks.offsets.half().float()  # constant blocks have any offset
+    return torch.equal(halves, blocks.offsets) and torch.equal(exact.float().double(), exact)
 
 
 def to_code_panels(weights: BlockWeights) -> Tensor:
-    """int32 [panels, blocks of an output, words, PANEL]: for each block the bits of the steps and offsets of 16
-    outputs, then their codes, the first in the lowest bits."""
-    missing = -len(weights.codes) % PANEL
+    """int32 [panels, blocks of an output, words, PANEL]: for each block the steps and offsets of 16 outputs in float16,
+    then their codes, the first in the lowest bits."""
     bits = CODE_BITS[weights.kind]
-    per_word = 32 // bits
-    codes = weights.codes.view(*weights.codes.shape[:2], -1, per_word)
+    codes = weights.codes.unflatten(2, (-1, 32 // bits))
     words = torch.zeros(codes.shape[:3], dtype=torch.int32)
-    for place in range(per_word):
+    for place in range(codes.shape[3]):
         words |= codes[..., place].to(torch.int32) << bits * place
-    numbers = torch.stack([weights.steps, weights.offsets], 2).view(torch.int32)
-    padded = nn.functional.pad(torch.cat([numbers, words], 2), (0, 0, 0, 0, 0, missing))
-    return padded.view(-1, PANEL, *padded.shape[1:]).permute(0, 2, 3, 1).contiguous()
+    numbers = torch.stack([weights.steps, weights.offsets], 2).half().view(torch.int16)
+    halves, words = (_by_panels(part) for part in (numbers, words))
+    return torch.cat([halves.flatten(2).view(torch.int32).unflatten(2, (1, PANEL)), words], 2)
+
+
+def _by_panels(numbers: Tensor) -> Tensor:
+    """[out_features, blocks, n] -> [panels, blocks, n, PANEL]"""
+    padded = nn.functional.pad(numbers, (0, 0, 0, 0, 0, -len(numbers) % PANEL))
+    return padded.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1).contiguous()

@@ -140,9 +140,14 @@ def _block_of(
         value.add_incoming(before[at], entry)
     begin = builder.mul(index, INDEX(item_bytes))
     items = [builder.add(panel, begin) for panel in panels]
-    for item in items if ahead_bytes else ():
-        for line in range(0, item_bytes, _LINE_BYTES):
-            _prefetch(builder, builder.add(item, INDEX(ahead_bytes // item_bytes * item_bytes + line)))
+    if ahead_bytes:
+        items_ahead = ahead_bytes // item_bytes
+        # After the last item of these panels comes the first of the next ones.
+        is_beyond = builder.icmp_signed(">=", builder.add(index, INDEX(items_ahead)), depth)
+        skipped = builder.select(is_beyond, builder.mul(panel_bytes, INDEX(num_panels - 1)), INDEX(0))
+        for item in items:
+            for line in range(0, item_bytes, _LINE_BYTES):
+                _prefetch(builder, builder.add(builder.add(item, skipped), INDEX(items_ahead * item_bytes + line)))
     readers = [item_reader(builder, stored, item) for item in items]
     added = dict(sums)
     first_of_item = builder.mul(index, INDEX(inputs_of_item))
@@ -240,8 +245,8 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
     """
     item_bytes, inputs_of_item, input_bytes = FORMATS[kind]
     is_coded, sources = kind in CODE_BITS, SOURCES
-    most_items = max(1, _SHARE_BYTES // (PANEL * (4 * inputs_of_item if is_coded else item_bytes)))
-    wide_bytes = most_items * inputs_of_item * PANEL * 4
+    most_stored, most_wide = _SHARE_BYTES // (PANEL * item_bytes), _SHARE_BYTES // (PANEL * 4 * inputs_of_item)
+    wide_bytes = most_wide * inputs_of_item * PANEL * 4
     panels_of_rows, panels_of_wide_rows = _panels_by_rows(kind), _panels_by_rows(FLOAT32)
 
     def run(work):  # type: ignore[no-untyped-def]
@@ -250,11 +255,11 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
         out_stride, first, last = work[5], work[6], work[7]
         if rows == 0:
             return
-        by_rows, is_widened, wide = panels_of_rows, False, 0
+        by_rows, most_items, is_widened, wide = panels_of_rows, most_stored, False, 0
         if is_coded:
             is_widened = rows > _MOST_CODED_PASSES * (len(panels_of_rows) - 1)
             if is_widened:
-                by_rows = panels_of_wide_rows
+                by_rows, most_items = panels_of_wide_rows, most_wide
         most_rows = len(by_rows) - 1
         passes = (rows + most_rows - 1) // most_rows
         panels = by_rows[(rows + passes - 1) // passes]

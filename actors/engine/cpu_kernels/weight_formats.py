@@ -32,15 +32,15 @@ FORMATS = (
     Format(2, 1, 4),
     Format(1, 1, 4),
     Format(4, 2, 4),
-    Format(8 + BLOCK // 2, BLOCK, 4 * BLOCK),
-    Format(8 + BLOCK, BLOCK, 4 * BLOCK),
+    Format(4 + BLOCK // 2, BLOCK, 4 * BLOCK),
+    Format(4 + BLOCK, BLOCK, 4 * BLOCK),
 )
 CODE_BITS = {CODES4: 4, CODES8: 8}
 
 INDEX, BYTE, INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
 FLOAT = ir.FloatType()
-VECTOR, INTS = ir.VectorType(FLOAT, PANEL), ir.VectorType(INT, PANEL)
-_STORED = {FLOAT32: VECTOR, BFLOAT16: INTS, FLOAT16: ir.VectorType(ir.HalfType(), PANEL),
+VECTOR, INTS, HALVES = (ir.VectorType(kind, PANEL) for kind in (FLOAT, INT, ir.HalfType()))
+_STORED = {FLOAT32: VECTOR, BFLOAT16: INTS, FLOAT16: HALVES,
            INT8: ir.VectorType(BYTE, PANEL), BFLOAT16_PAIRS: INTS}  # fmt: skip
 
 # Where codes are read in a word: (shift of the word, to the left if positive; lowest bit), in the order of inputs.
@@ -76,13 +76,15 @@ def item_reader(builder: ir.IRBuilder, kind: int, item: ir.Value) -> Callable[[i
 def _code_reader(builder: ir.IRBuilder, bits: int, item: ir.Value) -> Callable[[int], ir.Value]:
     """weight = step * code + offset. A code c with its lowest bit at p is 1 + c * 2^(p-23) as a float, and the step and
     offset of that are step * 2^(23-p) and offset - step * 2^(23-p)."""
-    vectors = builder.inttoptr(item, VECTOR.as_pointer())
-    step, offset = (builder.load(builder.gep(vectors, [INDEX(place)]), align=4) for place in (0, 1))
+    halves = builder.inttoptr(item, HALVES.as_pointer())
+    step, offset = (
+        builder.fpext(builder.load(builder.gep(halves, [INDEX(place)]), align=2), VECTOR) for place in (0, 1)
+    )
     scaled = {}
     for place in sorted({place for _, place in _PLACES[bits]}):
         large = builder.fmul(step, ir.Constant(VECTOR, [float(1 << (_MANTISSA_BITS - place))] * PANEL))
         scaled[place] = large, builder.fsub(offset, large)
-    words = builder.bitcast(builder.gep(vectors, [INDEX(2)]), INTS.as_pointer())
+    words = builder.bitcast(builder.gep(halves, [INDEX(2)]), INTS.as_pointer())
     multiply_add = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fma.v{PANEL}f32"
     )

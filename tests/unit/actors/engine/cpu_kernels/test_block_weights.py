@@ -74,7 +74,7 @@ def test_every_weight_is_read_back(kind):
 
 def test_blocks_of_different_kinds_are_stored_in_the_larger_codes():
     parts = [of_kind(kind, (32, 64), 5) for kind in (*FOUR_BITS, *EIGHT_BITS)]
-    parts += [torch.zeros(3, 64), torch.full((2, 64), 0.7)]
+    parts += [torch.zeros(3, 64), torch.full((2, 64), 0.75)]
     weight = torch.cat(parts)
     blocks = find_blocks(weight)
     assert blocks is not None
