@@ -1,61 +1,66 @@
-"""Finds float32 weights that are steps of a grid in every block of 32 inputs, as checkpoints from GGUF files are.
+"""Finds weights that are steps of a grid in every block of 32 inputs, as checkpoints from GGUF files are.
 
-Such a block is 32 codes of 4 or 8 bits, a step and an offset, from which a kernel makes the very float32 again: fewer
-bytes to read, and the same result. These are the blocks that ggml calls Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0.
+Such a block is 32 codes of 4 or 8 bits, a step and an offset, from which a kernel makes the very numbers again, in
+float32 or rounded to bfloat16: fewer bytes to read, and the same result. These are the blocks that ggml calls Q4_0,
+Q4_1, Q5_0, Q5_1 and Q8_0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numba import njit
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.weight_formats import BLOCK, CODE_BITS, CODES4, CODES8, PANEL, step_factor
+from actors.engine.cpu_kernels.numbers import rounded
+from actors.engine.cpu_kernels.weight_formats import (
+    BLOCK,
+    CODE_BITS,
+    CODES4,
+    CODES4_ROUNDED,
+    CODES8,
+    CODES8_ROUNDED,
+    PANEL,
+    step_factor,
+)
 
 _TRIED_ROWS = 16  # a weight without such blocks is known after so many of its rows
-_ROWS = 1024  # looked at in one go, which needs some times their memory
+_NONE, _FOUR, _EIGHT = 0, 4, 8
+_KINDS = {(torch.float32, _FOUR): CODES4, (torch.float32, _EIGHT): CODES8,
+          (torch.bfloat16, _FOUR): CODES4_ROUNDED, (torch.bfloat16, _EIGHT): CODES8_ROUNDED}  # fmt: skip
+_FACTORS = step_factor(_FOUR), step_factor(_EIGHT)
+
+# Bits of the codes; what the number that is farthest from the offset is of the step; code of zero, -1: the least number
+# has code 0.
+_GRIDS = ((_FOUR, 15, -1), (_FOUR, -8, 8), (_EIGHT, 31, -1), (_EIGHT, -16, 16), (_EIGHT, 127, 128), (_EIGHT, -127, 128))
+_LARGEST_HALF = 65504.0
 
 
 class BlockWeights(NamedTuple):
-    """weight = step * code + offset, rounded once."""
+    """weight = step * code + offset, rounded once to float32, and then to the weight's dtype."""
 
-    kind: int  # CODES4 or CODES8
+    kind: int  # see `weight_formats`
     codes: Tensor  # uint8 [out_features, in_features / 32, 32]
     steps: Tensor  # float32 [out_features, in_features / 32], as float16 has them
     offsets: Tensor  # the same
 
 
-class _Grid(NamedTuple):
-    """How a block's numbers give its step and offset."""
-
-    kind: int
-    step: Callable[[Tensor, Tensor, Tensor], Tensor]  # of the least, the greatest and the farthest from zero
-    zero: int | None  # code of zero; None: the least number has code 0
-
-
-_GRIDS = (
-    _Grid(CODES4, lambda least, greatest, farthest: (greatest - least) / 15, None),
-    _Grid(CODES4, lambda least, greatest, farthest: farthest / -8, 8),
-    _Grid(CODES8, lambda least, greatest, farthest: (greatest - least) / 31, None),
-    _Grid(CODES8, lambda least, greatest, farthest: farthest / -16, 16),
-    _Grid(CODES8, lambda least, greatest, farthest: farthest.abs() / 127, 128),
-)
-
-
 def find_blocks(weight: Tensor) -> BlockWeights | None:
-    """weight: float32 [out_features, in_features]. None where a block is no such grid."""
-    if weight.dtype != torch.float32 or weight.shape[1] % BLOCK:
+    """weight: float32 or bfloat16 [out_features, in_features]. None where a block is no such grid."""
+    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.shape[1] % BLOCK:
         return None
-    if _found(weight[:_TRIED_ROWS]) is None:
-        return None
-    parts = [_found(rows) for rows in weight.split(_ROWS)]
-    if any(part is None for part in parts):
-        return None
-    kinds, *numbers = zip(*parts, strict=True)
-    blocks = BlockWeights(max(kinds), *map(torch.cat, numbers))
-    return blocks if _is_readable(blocks) else None
+    numbers = weight.detach().float().contiguous()
+    shape = len(weight), weight.shape[1] // BLOCK
+    codes = torch.empty((*shape, BLOCK), dtype=torch.uint8)
+    steps, offsets = torch.empty(shape), torch.empty(shape)
+    bits = _fit(
+        numbers.view(*codes.shape).numpy(), weight.dtype == torch.bfloat16, codes.numpy(), steps.numpy(),
+        offsets.numpy(),
+    )  # fmt: skip
+    return None if bits == _NONE else BlockWeights(_KINDS[weight.dtype, bits], codes, steps, offsets)
 
 
 def code_bits(weight: Tensor) -> int:
@@ -68,7 +73,7 @@ def grid_of(weight: Tensor, bits: int) -> Tensor:
     """The weight [out_features, in_features], rounded to blocks of codes of 4 or 8 bits."""
     blocks = weight.view(len(weight), -1, BLOCK)
     least, greatest = blocks.amin(2, keepdim=True), blocks.amax(2, keepdim=True)
-    if bits == 4:
+    if bits == _FOUR:
         steps, offsets = ((greatest - least) / 15).half().float(), least.half().float()
     else:
         steps = (torch.maximum(greatest, -least) / 127).half().float()
@@ -77,38 +82,99 @@ def grid_of(weight: Tensor, bits: int) -> Tensor:
     return (codes * steps + offsets).view_as(weight)
 
 
-def _found(weight: Tensor) -> BlockWeights | None:
-    blocks = weight.view(len(weight), -1, BLOCK)
-    least, greatest = blocks.amin(2), blocks.amax(2)
-    farthest = torch.where(greatest > -least, greatest, least)
-    steps, offsets = torch.zeros_like(least), least.clone()
-    codes = torch.zeros_like(blocks, dtype=torch.uint8)
-    is_open = least != greatest
-    kind = CODES4
-    for grid in _GRIDS:
-        if not is_open.any():
-            break
-        step = grid.step(least[is_open], greatest[is_open], farthest[is_open]).half().float()
-        offset = least[is_open] if grid.zero is None else -grid.zero * step
-        top = 2 ** CODE_BITS[grid.kind] - 1
-        tried = blocks[is_open]
-        numbers = ((tried - offset[:, None]) / step[:, None]).round_().clamp_(0, top)
-        # The step has 11 bits, so that the product is exact and the sum is rounded once.
-        fits = (numbers * step[:, None] + offset[:, None] == tried).all(1) & (offset.half().float() == offset)
-        if not fits.any():
-            continue
-        kind = max(kind, grid.kind)
-        places = is_open.nonzero()[fits].unbind(1)
-        steps[places], offsets[places], codes[places] = step[fits], offset[fits], numbers[fits].to(torch.uint8)
-        is_open[places] = False
-    return None if is_open.any() else BlockWeights(kind, codes, steps, offsets)
+@njit(cache=True, nogil=True)
+def _fit(blocks, rounds, codes, steps, offsets):  # type: ignore[no-untyped-def]
+    """Bits of the codes that all blocks have, 0 if one has none. blocks: float32 [rows, n, 32]. rounds: whether the
+    numbers are bfloat16. Writes the codes, steps and offsets."""
+    bits, grid = _FOUR, 0
+    for row in range(blocks.shape[0]):
+        for place in range(blocks.shape[1]):
+            is_found, start = False, grid  # most blocks are of one kind
+            for number in range(len(_GRIDS)):
+                grid = (start + number) % len(_GRIDS)
+                is_found, step, offset = _fit_block(blocks[row, place], rounds, codes[row, place], _GRIDS[grid])
+                if is_found:
+                    break
+            if not is_found:
+                return _NONE
+            steps[row, place], offsets[row, place] = step, offset
+            bits = max(bits, _GRIDS[grid][0])
+    factor = _FACTORS[0] if bits == _FOUR else _FACTORS[1]
+    for row in range(blocks.shape[0]):
+        for place in range(blocks.shape[1]):
+            if not _is_readable(steps[row, place], offsets[row, place], factor):
+                return _NONE
+    return bits
 
 
-def _is_readable(blocks: BlockWeights) -> bool:
-    """Whether float16 has the offsets, and what `item_reader` subtracts from them leaves exact numbers."""
-    exact = blocks.offsets.double() - blocks.steps.double() * step_factor(blocks.kind)
-    halves = blocks.offsets.half().float()  # constant blocks have any offset
-    return torch.equal(halves, blocks.offsets) and torch.equal(exact.float().double(), exact)
+@njit(cache=True, nogil=True)
+def _fit_block(block, rounds, codes, grid):  # type: ignore[no-untyped-def]
+    """(whether the block is such a grid, step, offset)."""
+    bits, last, zero = grid
+    least, greatest = block.min(), block.max()
+    if zero < 0:
+        width, farthest = _half_spacing(least, rounds), _half_spacing(greatest, rounds)
+        for offset in _halves(least - width, least + width):
+            for step in _halves((greatest - farthest - offset) / last, (greatest + farthest - offset) / last):
+                if _fits(block, rounds, step, offset, 2**bits - 1, codes):
+                    return True, np.float32(step), np.float32(offset)
+    else:
+        number = greatest if greatest > -least else least
+        width = _half_spacing(number, rounds) / abs(last)
+        for step in _halves(number / last - width, number / last + width):
+            if _fits(block, rounds, step, -zero * step, 2**bits - 1, codes) and _is_half(zero * step):
+                return True, np.float32(step), np.float32(-zero * step)
+    return False, np.float32(0.0), np.float32(0.0)
+
+
+@njit(cache=True, nogil=True)
+def _fits(block, rounds, step, offset, largest, codes):  # type: ignore[no-untyped-def]
+    inverse = 1.0 / step if step != 0.0 else 0.0
+    for index in range(len(block)):
+        code = min(max(np.rint((block[index] - offset) * inverse), 0.0), largest)
+        number = np.float32(step * code + offset)  # the product is exact: the step has 11 bits
+        if rounds:
+            number = rounded(number)
+        if number != block[index]:
+            return False
+        codes[index] = np.uint8(code)
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _is_readable(step, offset, factor):  # type: ignore[no-untyped-def]
+    """Whether what `item_reader` subtracts from the offset leaves an exact number."""
+    shifted = np.float64(offset) - np.float64(step) * factor
+    return np.float64(np.float32(shifted)) == shifted
+
+
+@njit(cache=True, nogil=True)
+def _halves(low, high):  # type: ignore[no-untyped-def]
+    """The numbers of float16 from low to high."""
+    spacing = _spacing(min(abs(low), abs(high)), 11, -24)
+    number = math.ceil(low / spacing)
+    while number * spacing <= high:
+        if _is_half(number * spacing):
+            yield number * spacing
+        number += 1
+
+
+@njit(cache=True, nogil=True)
+def _is_half(number):  # type: ignore[no-untyped-def]
+    places = number / _spacing(number, 11, -24)
+    return places == np.rint(places) and abs(number) <= _LARGEST_HALF
+
+
+@njit(cache=True, nogil=True)
+def _half_spacing(number, rounds):  # type: ignore[no-untyped-def]
+    """Half the distance between numbers of bfloat16 or float32."""
+    return _spacing(number, 8 if rounds else 24, -133) / 2
+
+
+@njit(cache=True, nogil=True)
+def _spacing(number, digits, least):  # type: ignore[no-untyped-def]
+    """Distance of numbers of so many binary digits around this one, at least 2^least."""
+    return math.ldexp(1.0, max(math.frexp(abs(number))[1] - digits, least))
 
 
 def to_code_panels(weights: BlockWeights) -> Tensor:

@@ -28,14 +28,21 @@ from numba.extending import intrinsic
 from actors.engine.cpu_kernels.addresses import keep_alive
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.weight_formats import (
+    BFLOAT16,
     BFLOAT16_PAIRS,
     BYTE,
     CODE_BITS,
+    CODES4,
+    CODES4_ROUNDED,
+    CODES8,
+    CODES8_ROUNDED,
     FLOAT,
+    FLOAT16,
     FLOAT32,
     FORMATS,
     INDEX,
     INT,
+    INT8,
     INTS,
     PANEL,
     VECTOR,
@@ -46,7 +53,9 @@ _SHARE_BYTES = 64 << 10  # of a panel between two stores of the sums: it stays i
 # Distance of prefetched weights. Some processors need 4 to 25 % fewer seconds with it, others 10 to 20 % more.
 AHEAD_BYTES = 2048
 _LINE_BYTES = 64
-_MOST_CODED_PASSES = 2  # over panels in codes; for more rows they are widened first
+# Passes over stored weights; for more rows, weights are widened once, into a buffer. Those in FLOAT32 need no widening,
+# and those in BFLOAT16_PAIRS are multiplied as they are.
+_MOST_PASSES = {BFLOAT16: 3, FLOAT16: 3, INT8: 3, CODES4: 2, CODES8: 2, CODES4_ROUNDED: 1, CODES8_ROUNDED: 1}
 
 
 class _BFloat(ir.types.Type):
@@ -244,7 +253,7 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
     one after the last. Inputs are contiguous. ahead_bytes: distance of prefetched weights; 0: none are.
     """
     item_bytes, inputs_of_item, input_bytes = FORMATS[kind]
-    is_coded, sources = kind in CODE_BITS, SOURCES
+    can_widen, most_passes, sources = kind in _MOST_PASSES, _MOST_PASSES.get(kind, 0), SOURCES
     most_stored, most_wide = _SHARE_BYTES // (PANEL * item_bytes), _SHARE_BYTES // (PANEL * 4 * inputs_of_item)
     wide_bytes = most_wide * inputs_of_item * PANEL * 4
     panels_of_rows, panels_of_wide_rows = _panels_by_rows(kind), _panels_by_rows(FLOAT32)
@@ -256,14 +265,14 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
         if rows == 0:
             return
         by_rows, most_items, is_widened, wide = panels_of_rows, most_stored, False, 0
-        if is_coded:
-            is_widened = rows > _MOST_CODED_PASSES * (len(panels_of_rows) - 1)
+        if can_widen:
+            is_widened = rows > most_passes * (len(panels_of_rows) - 1)
             if is_widened:
                 by_rows, most_items = panels_of_wide_rows, most_wide
         most_rows = len(by_rows) - 1
         passes = (rows + most_rows - 1) // most_rows
         panels = by_rows[(rows + passes - 1) // passes]
-        if is_coded:
+        if can_widen:
             buffer = np.empty(panels * wide_bytes // 4 if is_widened else 0, np.float32)
             wide = buffer.ctypes.data
         panel_bytes = depth * PANEL * item_bytes
@@ -273,7 +282,7 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
             while panel < last:
                 step = panels if panel + panels <= last else 1
                 source = weights + panel * panel_bytes + begin * PANEL * item_bytes
-                if is_coded and is_widened:
+                if can_widen and is_widened:
                     for number in range(step):
                         _widen(source + number * panel_bytes, count, wide + number * wide_bytes, kind)
                 row = 0
@@ -284,13 +293,13 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
                     if not is_widened:
                         place = (own_inputs, stride, source, panel_bytes, count, own_outputs, out_stride)
                         _block(place, some, step, kind, ahead_bytes)
-                    elif is_coded:
+                    elif can_widen:
                         wide_count = count * inputs_of_item
                         place = (own_inputs, stride, wide, wide_bytes, wide_count, own_outputs, out_stride)
                         _block(place, some, step, FLOAT32, 0)
                     row += some
                 panel += step
-        if is_coded:
+        if can_widen:
             keep_alive(buffer)
 
     return entry_point(run)

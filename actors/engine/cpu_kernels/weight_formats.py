@@ -25,17 +25,16 @@ class Format(NamedTuple):
 
 
 # In BFLOAT16_PAIRS the inputs are bfloat16, too; in all others they are float32.
-FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS, CODES4, CODES8 = range(7)
+FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS, CODES4, CODES8, CODES4_ROUNDED, CODES8_ROUNDED = range(9)
 FORMATS = (
     Format(4, 1, 4),
     Format(4, 2, 8),
     Format(2, 1, 4),
     Format(1, 1, 4),
     Format(4, 2, 4),
-    Format(4 + BLOCK // 2, BLOCK, 4 * BLOCK),
-    Format(4 + BLOCK, BLOCK, 4 * BLOCK),
+    *(Format(4 + BLOCK // 2, BLOCK, 4 * BLOCK), Format(4 + BLOCK, BLOCK, 4 * BLOCK)) * 2,
 )
-CODE_BITS = {CODES4: 4, CODES8: 8}
+CODE_BITS = {CODES4: 4, CODES8: 8, CODES4_ROUNDED: 4, CODES8_ROUNDED: 8}
 
 INDEX, BYTE, INT = ir.IntType(64), ir.IntType(8), ir.IntType(32)
 FLOAT = ir.FloatType()
@@ -51,16 +50,16 @@ _PLACES = {
 _ONE, _MANTISSA_BITS = 0x3F800000, 23
 
 
-def step_factor(kind: int) -> float:
+def step_factor(bits: int) -> float:
     """The largest factor of a step that is subtracted from its offset."""
-    return float(2 ** (_MANTISSA_BITS - min(place for _, place in _PLACES[CODE_BITS[kind]])))
+    return float(2 ** (_MANTISSA_BITS - min(place for _, place in _PLACES[bits])))
 
 
 def item_reader(builder: ir.IRBuilder, kind: int, item: ir.Value) -> Callable[[int], ir.Value]:
     """item: address of an item. Gives the vector of float32 weights for an input of the item, by its number; of
     BFLOAT16_PAIRS, the pairs as they are."""
     if kind in CODE_BITS:
-        return _code_reader(builder, CODE_BITS[kind], item)
+        return _code_reader(builder, CODE_BITS[kind], kind in (CODES4_ROUNDED, CODES8_ROUNDED), item)
     stored = builder.load(builder.inttoptr(item, _STORED[kind].as_pointer()), align=FORMATS[kind].item_bytes)
     if kind == BFLOAT16:
         first = builder.shl(stored, ir.Constant(INTS, [16] * PANEL))
@@ -73,7 +72,7 @@ def item_reader(builder: ir.IRBuilder, kind: int, item: ir.Value) -> Callable[[i
     return [stored].__getitem__
 
 
-def _code_reader(builder: ir.IRBuilder, bits: int, item: ir.Value) -> Callable[[int], ir.Value]:
+def _code_reader(builder: ir.IRBuilder, bits: int, rounds: bool, item: ir.Value) -> Callable[[int], ir.Value]:
     """weight = step * code + offset. A code c with its lowest bit at p is 1 + c * 2^(p-23) as a float, and the step and
     offset of that are step * 2^(23-p) and offset - step * 2^(23-p)."""
     halves = builder.inttoptr(item, HALVES.as_pointer())
@@ -101,6 +100,10 @@ def _code_reader(builder: ir.IRBuilder, bits: int, item: ir.Value) -> Callable[[
             value = move(value, ir.Constant(INTS, [abs(shift)] * PANEL))
         value = builder.and_(value, ir.Constant(INTS, [((1 << bits) - 1) << place] * PANEL))
         value = builder.or_(value, ir.Constant(INTS, [_ONE] * PANEL))
-        return builder.call(multiply_add, [builder.bitcast(value, VECTOR), *scaled[place]])
+        number = builder.call(multiply_add, [builder.bitcast(value, VECTOR), *scaled[place]])
+        if rounds:  # to bfloat16, by Veltkamp's splitting
+            large = builder.fmul(number, ir.Constant(VECTOR, [float(2**16 + 1)] * PANEL))
+            number = builder.fadd(large, builder.fsub(number, large))
+        return number
 
     return weights
