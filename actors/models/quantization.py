@@ -4,10 +4,8 @@ int8: one scale an output. Activations are not cut to 8 bits. An engine on a CPU
 fastest there (`engine.cpu_kernels.byte_product`); on a GPU, `weight_products` has one for few rows. Without a kernel,
 weights are widened in every call.
 
-int4: a scale and a zero for every 32 weights of an output, multiplied in bfloat16 by torch's own kernel on CPU: time
-against packed weights 1.1 / 1.6 at 4 rows, 1.3 / 2.3 at 16. On a GPU, as int8. The output layer has int8, and so has a
-layer of a shape that the kernel does not take. Between near-equal tokens, rounding decides as in bfloat16 in any dtype:
-only `exact: bitwise` keeps batch and drafts out of it.
+int4: a scale and an offset for every 32 weights of an output. The output layer has int8, and so has a layer whose
+inputs are no whole groups.
 
 fp8: float8_e4m3fn with one scale an output; activations are rounded to it likewise, with a scale a row, and multiplied
 by `torch._scaled_mm`. That is for Hopper; a CPU computes the same slowly. The output layer has int8, and so has a layer
@@ -25,7 +23,7 @@ from actors.errors import ModelError
 from actors.models.weight_products import GROUP, has_weight_kernel, weight_product, widened_int4, widened_int8
 from actors.options import Quantization
 
-_OUTPUTS = 16  # torch's int4 layout is made of so many at a time
+_LEAST_SCALE = 2.0**-24  # of int4, the smallest of float16
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
 _FP8_UNIT = 16  # inputs and outputs of an fp8 product are multiples of it
@@ -140,54 +138,50 @@ def check_fp8(device: torch.device) -> None:
 
 
 class Int4Linear(nn.Module):
-    """y = x W^T + b with W = (code - 8) * scale + zero, a code of 0 to 15 a weight, scale and zero a group of 32."""
+    """y = x W^T + b with W = code * scale + offset, a code of 0 to 15 a weight, scale and offset a group of 32."""
 
-    def __init__(
-        self, linear: nn.Linear, device: torch.device, is_packed: bool, has_kernel: bool | None = None
-    ) -> None:
-        """is_packed: for torch's kernel on CPUs. has_kernel: see Int8Linear."""
+    def __init__(self, linear: nn.Linear, device: torch.device, has_kernel: bool | None = None) -> None:
+        """has_kernel: see Int8Linear."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         whole = linear.weight.detach().to(device).view(self.out_features, -1, GROUP)
         codes = torch.empty(whole.shape, dtype=torch.uint8, device=device)
-        scales = torch.empty((*whole.shape[:2], 1), dtype=torch.bfloat16, device=device)
-        zeros = torch.empty_like(scales)
+        scales = torch.empty((*whole.shape[:2], 1), dtype=torch.float16, device=device)
+        offsets = torch.empty_like(scales)
         for rows in _row_blocks(whole):
             groups = whole[rows].float()
             low, high = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
             # Rounded to what is kept before codes are chosen, so that they make up for it.
-            scales[rows] = ((high - low) / 15).clamp_min(1e-8).to(torch.bfloat16)
-            zeros[rows] = (low + 8 * scales[rows].float()).to(torch.bfloat16)
-            steps = (groups - zeros[rows].float()) / scales[rows].float()
-            codes[rows] = (steps + 8).round_().clamp_(0, 15).to(torch.uint8)
-        codes = codes.view(self.out_features, -1)
+            scales[rows] = ((high - low) / 15).clamp_min(_LEAST_SCALE).half()
+            offsets[rows] = low.half()
+            steps = (groups - offsets[rows].float()) / scales[rows].float()
+            codes[rows] = steps.round_().clamp_(0, 15).to(torch.uint8)
         self.bias = _bias_on(linear, device)
-        # bfloat16 [groups of an output, out_features, scale and zero], as torch's kernel wants them
-        self.register_buffer("scales_and_zeros", torch.cat([scales, zeros], dim=2).transpose(0, 1).contiguous())
-        self._is_packed = is_packed
+        # float16 [groups of an output, out_features, scale and offset]
+        self.register_buffer("scales_and_offsets", torch.cat([scales, offsets], dim=2).transpose(0, 1).contiguous())
+        pairs = codes.view(self.out_features, -1, 2)
+        self.register_buffer("weight", pairs[:, :, 0] << 4 | pairs[:, :, 1])
+        self.product: Product | None = None
         self._has_kernel = has_weight_kernel(device) if has_kernel is None else has_kernel
-        if is_packed:
-            weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
-        else:
-            pairs = codes.view(self.out_features, -1, 2)
-            weight = pairs[:, :, 0] << 4 | pairs[:, :, 1]
-        self.register_buffer("weight", weight)  # two codes a byte
+
+    def take_product(self, make: Callable[[Tensor, Tensor], Product]) -> None:
+        """Multiply by a kernel made of weight, scales and offsets from now on. It has its own copy of them."""
+        self.product = make(self.weight, self.scales_and_offsets)
+        del self.weight, self.scales_and_offsets
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
         rows = inputs.reshape(-1, self.in_features)
-        if self._is_packed:
-            rows = rows.to(torch.bfloat16)
-            output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scales_and_zeros)
-            output = output.to(inputs.dtype)
+        if self.product is not None:
+            output = self.product(rows.float())
         elif self._has_kernel:
-            output = weight_product(rows, self.weight, self.scales_and_zeros)
+            output = weight_product(rows, self.weight, self.scales_and_offsets)
         else:
-            wide = widened_int4(self.weight, self.scales_and_zeros).to(inputs.dtype)
+            wide = widened_int4(self.weight, self.scales_and_offsets).to(inputs.dtype)
             return nn.functional.linear(inputs, wide, self.bias)
         if self.bias is not None:
             output += self.bias
-        return output.view(*inputs.shape[:-1], self.out_features)
+        return output.view(*inputs.shape[:-1], self.out_features).to(inputs.dtype)
 
 
 def quantize_linears(model: nn.Module, quantization: Quantization, device: torch.device) -> None:
@@ -216,13 +210,13 @@ def quantize_linear(
 ) -> Int8Linear | Int4Linear | Fp8Linear:
     """A layer, or one rank's part of it, on `device`. row_maxima: see Int8Linear."""
     if kind == "int4":
-        return Int4Linear(linear, device, is_packed=device.type == "cpu")
+        return Int4Linear(linear, device)
     return (Fp8Linear if kind == "fp8" else Int8Linear)(linear, device, row_maxima)
 
 
 def kind_of_layer(linear: nn.Linear, quantization: Quantization, is_head: bool) -> Quantization:
     """What a layer, or one rank's part of it, has: int8 where it is the output layer or does not fit."""
-    units = {"int4": (GROUP, _OUTPUTS), "fp8": (_FP8_UNIT, _FP8_UNIT)}.get(quantization)
+    units = {"int4": (GROUP, 1), "fp8": (_FP8_UNIT, _FP8_UNIT)}.get(quantization)
     if units is None or is_head or linear.in_features % units[0] or linear.out_features % units[1]:
         return "int8"
     return quantization
@@ -234,16 +228,12 @@ def check_device(quantization: Quantization, device: torch.device) -> None:
         check_fp8(device)
 
 
-def check_int4_shard(name: str, linear: nn.Linear, ranks: int, by_input: bool) -> None:
-    """Raises ModelError where ranks would have parts of int4 groups, or of the outputs that the kernel takes at a time.
-
-    by_input: inputs are divided among the ranks (row-wise), not outputs (column-wise).
-    """
-    count, unit = (linear.in_features, GROUP) if by_input else (linear.out_features, _OUTPUTS)
-    if count % (unit * ranks):
+def check_int4_shard(name: str, linear: nn.Linear, ranks: int) -> None:
+    """Raises ModelError where ranks that have a part of the inputs each would have parts of int4 groups."""
+    if linear.in_features % (GROUP * ranks):
         raise ModelError(
-            f"quantization is 'int4' with tensor_parallel {ranks}; the {count} {'inputs' if by_input else 'outputs'} "
-            f"of {name} do not divide into {ranks} multiples of {unit}"
+            f"quantization is 'int4' with tensor_parallel {ranks}; the {linear.in_features} inputs of {name} do not "
+            f"divide into {ranks} multiples of {GROUP}"
         )
 
 

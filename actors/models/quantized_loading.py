@@ -72,8 +72,8 @@ class LinearQuantizer(HfQuantizer):
             return
         for name in self._names:
             style, linear = plan.get(replace_layer_number_by_wildcard(name), ""), model.get_submodule(name)
-            if self._kind(linear, linear is self._head) == "int4" and style.startswith(("rowwise", "colwise")):
-                check_int4_shard(name, linear, config.ranks, by_input=style.startswith("rowwise"))
+            if self._kind(linear, linear is self._head) == "int4" and style.startswith("rowwise"):
+                check_int4_shard(name, linear, config.ranks)
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_: Any) -> bool:
         is_linear = param_name.endswith(".weight") and param_name.removesuffix(".weight") in self._names

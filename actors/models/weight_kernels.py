@@ -15,7 +15,7 @@ _TILE_OUTPUTS, _TILE_INPUTS = 32, 128
 def product_kernel(
     inputs,  # [rows, IN]
     weight,  # int8 [OUT, IN]; int4: uint8 [OUT, IN // 2], the first of two codes in the high bits
-    scales,  # float32 [OUT]; int4: bfloat16 [IN // GROUP, OUT, scale and zero]
+    scales,  # float32 [OUT]; int4: float16 [IN // GROUP, OUT, scale and offset]
     output,  # [rows, OUT]
     num_rows,
     IN: tl.constexpr,
@@ -40,12 +40,12 @@ def product_kernel(
             codes = tl.load(weight + outputs.to(tl.int64)[None, :] * (IN // 2) + pairs[:, None], mask=is_code, other=0)
             places = scales + 2 * ((pairs // (GROUP // 2))[:, None] * OUT + outputs[None, :])
             scale = tl.load(places, mask=is_code, other=0.0).to(tl.float32)
-            zero = tl.load(places + 1, mask=is_code, other=0.0).to(tl.float32)
+            offset = tl.load(places + 1, mask=is_code, other=0.0).to(tl.float32)
             is_input = is_row[:, None] & is_pair[None, :]
             even = tl.load(own_inputs + 2 * pairs[None, :], mask=is_input, other=0.0)
             odd = tl.load(own_inputs + 2 * pairs[None, :] + 1, mask=is_input, other=0.0)
-            high = (((codes >> 4).to(tl.float32) - 8.0) * scale + zero).to(even.dtype)
-            low = (((codes & 15).to(tl.float32) - 8.0) * scale + zero).to(even.dtype)
+            high = ((codes >> 4).to(tl.float32) * scale + offset).to(even.dtype)
+            low = ((codes & 15).to(tl.float32) * scale + offset).to(even.dtype)
             if UPCAST:
                 even, odd = even.to(tl.float32), odd.to(tl.float32)
                 high, low = high.to(tl.float32), low.to(tl.float32)

@@ -27,7 +27,7 @@ def has_weight_kernel(device: torch.device) -> bool:
 def weight_product(inputs: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """[rows, in_features] -> [rows, out_features], in the dtype of the inputs.
 
-    weight and scales: of an `Int8Linear`, or scales with zeros of an `Int4Linear` that is not packed for a CPU.
+    weight and scales: of an `Int8Linear`, or the scales with offsets of an `Int4Linear`.
     """
     output: Tensor = torch.ops.paceline.weight_product(inputs, weight, scales)
     return output
@@ -38,12 +38,16 @@ def widened_int8(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return (weight * scales[:, None]).to(dtype)
 
 
-def widened_int4(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
-    """bfloat16 [out_features, in_features]. weight: uint8 [out_features, in_features // 2]; scales_and_zeros: bfloat16
-    [groups, out_features, 2]."""
-    codes = torch.stack([weight >> 4, weight & 15], dim=2).view(len(weight), -1, GROUP)
-    scales, zeros = scales_and_zeros.transpose(0, 1).split(1, dim=2)
-    return ((codes.to(torch.bfloat16) - 8) * scales + zeros).view(len(weight), -1)
+def codes_of_int4(weight: Tensor) -> Tensor:
+    """uint8 [out_features, in_features // 2], the first of two codes in the high bits -> [out_features, groups, 32]."""
+    return torch.stack([weight >> 4, weight & 15], dim=2).view(len(weight), -1, GROUP)
+
+
+def widened_int4(weight: Tensor, scales_and_offsets: Tensor) -> Tensor:
+    """float32 [out_features, in_features]. weight: see `codes_of_int4`; scales_and_offsets: float16 [groups,
+    out_features, 2]."""
+    scales, offsets = scales_and_offsets.float().transpose(0, 1).split(1, dim=2)
+    return (codes_of_int4(weight) * scales + offsets).view(len(weight), -1)
 
 
 def _weight_product(inputs: Tensor, weight: Tensor, scales: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from actors.engine.cpu_kernels.weight_formats import (
     PANEL,
     step_factor,
 )
+from actors.models.weight_products import codes_of_int4
 
 _TRIED_ROWS = 16  # a weight without such blocks is known after so many of its rows
 _NONE, _FOUR, _EIGHT = 0, 4, 8
@@ -46,6 +47,18 @@ class BlockWeights(NamedTuple):
     codes: Tensor  # uint8 [out_features, in_features / 32, 32]
     steps: Tensor  # float32 [out_features, in_features / 32], as float16 has them
     offsets: Tensor  # the same
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """out_features, in_features."""
+        return len(self.codes), self.codes[0].numel()
+
+
+def blocks_of_int4(weight: Tensor, scales_and_offsets: Tensor) -> BlockWeights:
+    """Those of an `Int4Linear`. weight: [out_features, in_features / 2]; scales_and_offsets: [groups, out_features,
+    2]."""
+    scales, offsets = scales_and_offsets.float().transpose(0, 1).unbind(2)
+    return BlockWeights(CODES4, codes_of_int4(weight), scales, offsets)
 
 
 def find_blocks(weight: Tensor) -> BlockWeights | None:

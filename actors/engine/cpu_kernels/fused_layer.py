@@ -21,13 +21,14 @@ from actors.engine.attention.interface import AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.cpu_kernels import layer_state, layer_steps
 from actors.engine.cpu_kernels.attend_step import attend
+from actors.engine.cpu_kernels.block_weights import BlockWeights, blocks_of_int4
 from actors.engine.cpu_kernels.microkernel import multiply
 from actors.engine.cpu_kernels.panel_linear import PanelKernel, Panels, PanelSlice
 from actors.engine.cpu_kernels.weight_formats import FLOAT32
-from actors.models.quantization import Int8Linear
+from actors.models.quantization import Int4Linear, Int8Linear
 
 # A weight [out_features, in_features] -> how to multiply by panels; None: another kernel is faster
-ChoosePanels = Callable[[Tensor], PanelKernel | None]
+ChoosePanels = Callable[[Tensor | BlockWeights], PanelKernel | None]
 
 
 class Workspace:
@@ -92,7 +93,7 @@ class Workspace:
             self.state[place] = buffer.data_ptr()
 
 
-Linear: TypeAlias = nn.Linear | Int8Linear
+Linear: TypeAlias = nn.Linear | Int8Linear | Int4Linear
 
 
 class LayerParts(NamedTuple):
@@ -196,16 +197,23 @@ class FusedLayer(nn.Module):
 
 
 def _panels_of(linears: list[Linear], choose: ChoosePanels) -> Panels:
-    weight = torch.cat([linear.weight for linear in linears])
-    kernel = choose(weight)
+    weight = _stacked(linears)
+    kernel, (out_features, in_features) = choose(weight), weight.shape
     if kernel is None:
-        raise RuntimeError(f"panels are not the fastest for {weight.shape[1]} x {len(weight)}")
+        raise RuntimeError(f"panels are not the fastest for {in_features} x {out_features}")
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
     scales = torch.cat([linear.scales for linear in linears]) if isinstance(linears[0], Int8Linear) else None
     panels = Panels(weight, kernel, bias, scales)
     if panels.missing_inputs:
-        raise RuntimeError(f"{weight.shape[1]} inputs are no whole number of items")
+        raise RuntimeError(f"{in_features} inputs are no whole number of items")
     return panels
+
+
+def _stacked(linears: list[Linear]) -> Tensor | BlockWeights:
+    weight = torch.cat([linear.weight for linear in linears])
+    if isinstance(linears[0], Int4Linear):
+        return blocks_of_int4(weight, torch.cat([linear.scales_and_offsets for linear in linears], 1))
+    return weight
 
 
 def _share_panels(layer: nn.Module, linears: list[Linear], panels: Panels) -> None:

@@ -24,19 +24,20 @@ import torch
 from numba import config
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.block_weights import code_bits, grid_of
+from actors.engine.cpu_kernels.block_weights import BlockWeights, blocks_of_int4, code_bits, grid_of
 from actors.engine.cpu_kernels.byte_product import ByteProduct
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
 from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelKernel, PanelLinear, Panels, has_multiply_add
 from actors.engine.cpu_kernels.threads import has_openmp
+from actors.engine.cpu_kernels.weight_formats import CODE_BITS
 from actors.home import paceline_home
 from actors.models.quantization import Int4Linear, Int8Linear, Product
 from actors.options import Dtype
 
 logger = logging.getLogger(__name__)
 
-_LIBRARY_LINEARS = (nn.Linear, PackedLinear, Int4Linear)
+_LIBRARY_LINEARS = (nn.Linear, PackedLinear)
 _PANELS = {
     "panel": PanelKernel(),
     "panel ahead": PanelKernel(ahead_bytes=AHEAD_BYTES),
@@ -69,7 +70,7 @@ _SMALL = 1 << 18  # bytes of weights for which the call costs more than the prod
 
 def replace_linears(model: nn.Module) -> bool:
     """Replace plain `nn.Linear`s of a CPU model in place by the kernels chosen for their shapes, and give products to
-    those in 8 bits.
+    those in 8 and 4 bits.
 
     Returns whether forwards should be padded to few different row counts: libraries keep a kernel and memory for each.
     Other devices, tensor-parallel shards and layers with hooks stay as they are. Tied weights stay tied for the module
@@ -82,20 +83,29 @@ def replace_linears(model: nn.Module) -> bool:
                 kernel = choices.kernel(*_shape_of(child.weight))
                 setattr(module, name, KERNELS[kernel](child))
     for module in model.modules():
-        if isinstance(module, Int8Linear) and module.product is None and module.weight.device.type == "cpu":
-            product = choices.kernel(torch.int8, module.in_features, module.out_features)
-            if product != _WIDENED:
-                module.take_product(INT8_PRODUCTS[product])
+        if not isinstance(module, (Int8Linear, Int4Linear)) or module.product or module.weight.device.type != "cpu":
+            continue
+        shape = module.in_features, module.out_features
+        if isinstance(module, Int4Linear):
+            if has_openmp() and has_multiply_add():
+                panels = partial(Panels, kernel=choices.panels_in_codes(*shape, 4))
+                module.take_product(lambda *numbers, panels=panels: panels(blocks_of_int4(*numbers)))
+        elif (product := choices.kernel(torch.int8, *shape)) != _WIDENED:
+            module.take_product(INT8_PRODUCTS[product])
     return any(
         isinstance(module, _LIBRARY_LINEARS) or isinstance(getattr(module, "product", None), ByteProduct)
         for module in model.modules()
     )
 
 
-def choose_panels(weight: Tensor) -> PanelKernel | None:
+def choose_panels(weight: Tensor | BlockWeights) -> PanelKernel | None:
     """How panels multiply a weight [out_features, in_features] in a fused layer; None where another kernel is so much
     faster that it pays more than fusing."""
-    return _PANELS.get(_choices_of(paceline_home() / "cpu_kernels.json").panels(*_shape_of(weight)))
+    choices = _choices_of(paceline_home() / "cpu_kernels.json")
+    if isinstance(weight, BlockWeights):
+        out_features, in_features = weight.shape
+        return choices.panels_in_codes(in_features, out_features, CODE_BITS[weight.kind])
+    return _PANELS.get(choices.panels(*_shape_of(weight)))
 
 
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:
@@ -148,6 +158,11 @@ class KernelChoices:
             return "panel"
         key = f"{_name(dtype)} {in_features}x{out_features}{_of_bits(bits)} in fused layers"
         return self._choice(key, lambda: fastest_panels(measure(dtype, in_features, out_features, bits=bits)))
+
+    def panels_in_codes(self, in_features: int, out_features: int, bits: int) -> PanelKernel:
+        """For weights that are codes, whatever else is faster."""
+        name = self.panels(torch.float32, in_features, out_features, bits)
+        return _PANELS[name if name in ("panel", "panel ahead") else "panel"]
 
     def dtype(self, in_features: int, out_features: int) -> Dtype:
         """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if it is not slower."""

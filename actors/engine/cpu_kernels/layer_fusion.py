@@ -28,7 +28,7 @@ from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceStart
 from actors.models.loader import max_model_len
-from actors.models.quantization import Int8Linear
+from actors.models.quantization import Int4Linear, Int8Linear
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +232,10 @@ def _are_plain(parts: LayerParts) -> bool:
     for group in groups:
         if len({(type(linear), linear.bias is None) for linear in group}) > 1:
             return False
-    if any(type(linear) not in (nn.Linear, Int8Linear) or getattr(linear, "product", None) for linear in linears):
+    if any(
+        type(linear) not in (nn.Linear, Int8Linear, Int4Linear) or getattr(linear, "product", None)
+        for linear in linears
+    ):
         return False
     norms = [*parts.norms, *parts.head_norms]
     eps = [getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms]

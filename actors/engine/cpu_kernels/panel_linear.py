@@ -12,7 +12,7 @@ from numba import carray, njit
 from torch import Tensor, nn
 
 from actors.engine.cpu_kernels.addresses import call, floats, keep_alive
-from actors.engine.cpu_kernels.block_weights import find_blocks, to_code_panels
+from actors.engine.cpu_kernels.block_weights import BlockWeights, find_blocks, to_code_panels
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.microkernel import compiled_features, multiply
 from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
@@ -39,11 +39,16 @@ class Panels:
     """
 
     def __init__(
-        self, weight: Tensor, kernel: PanelKernel, bias: Tensor | None = None, scales: Tensor | None = None
+        self,
+        weight: Tensor | BlockWeights,
+        kernel: PanelKernel,
+        bias: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> None:
         """weight: [out_features, in_features], in int8 with scales. Bias and scales: [out_features]. Raises
         RuntimeError where the processor or the weight has no such products."""
-        self.out_features, in_features = weight.shape
+        out_features, in_features = weight.shape
+        self.out_features: int = out_features
         self.weights, kind = _lay_out(weight, kernel)
         self.width = len(self.weights) * PANEL
         self.rounds_inputs = kernel.rounds_inputs
@@ -106,9 +111,13 @@ class PanelSlice(nn.Module):
         return self._panels(inputs)[..., self._own].to(inputs.dtype)
 
 
-def _lay_out(weight: Tensor, kernel: PanelKernel) -> tuple[Tensor, int]:
+def _lay_out(weight: Tensor | BlockWeights, kernel: PanelKernel) -> tuple[Tensor, int]:
     """Panels of a weight [out_features, in_features] and their format. Raises RuntimeError where the processor or the
     weight has no such products."""
+    if isinstance(weight, BlockWeights):
+        if not has_multiply_add():
+            raise RuntimeError("no multiply-add that rounds once")
+        return to_code_panels(weight), weight.kind
     if kernel.rounds_inputs:
         if weight.dtype != torch.bfloat16 or not has_bfloat16_pairs():
             raise RuntimeError("no products of pairs in bfloat16")

@@ -58,7 +58,7 @@ def _times(setting: Setting, rows: int, inputs: int, outputs: tuple[int, ...]) -
         layers.setdefault("int8, widened", []).append(Int8Linear(layer, device, has_kernel=False))
         if device.type == "cuda":
             layers.setdefault("int8", []).append(Int8Linear(layer, device))
-            layers.setdefault("int4", []).append(Int4Linear(layer, device, is_packed=False))
+            layers.setdefault("int4", []).append(Int4Linear(layer, device))
             layers.setdefault("fp8 with its quantizer", []).append(Fp8Linear(layer, device))
     found |= {name: lambda those=those: [layer(x) for layer in those] for name, those in layers.items()}
     times = {name: setting.time(launch).median * 1e3 for name, launch in found.items()}

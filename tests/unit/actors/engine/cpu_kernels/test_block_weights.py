@@ -14,12 +14,13 @@ from torch import nn
 from actors.engine.cpu_kernels.block_weights import BlockWeights, code_bits, find_blocks, grid_of
 from actors.engine.cpu_kernels.panel_linear import PanelKernel, PanelLinear, Panels, has_multiply_add
 from actors.engine.cpu_kernels.threads import has_openmp
-from actors.engine.cpu_kernels.weight_formats import CODES4, CODES8
+from actors.engine.cpu_kernels.weight_formats import CODES4, CODES4_ROUNDED, CODES8, CODES8_ROUNDED
 
 pytestmark = pytest.mark.skipif(
     not has_openmp() or not has_multiply_add(), reason="no OpenMP runtime, or no multiply-add that rounds once"
 )
 
+DTYPES = [torch.float32, torch.bfloat16]
 FOUR_BITS, EIGHT_BITS = (Kind.Q4_0, Kind.Q4_1), (Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 DENSE = PanelKernel(in_blocks=False)
 
@@ -30,35 +31,39 @@ def of_kind(kind: Kind, shape: tuple[int, int], seed: int, scale: float = 0.05) 
     return torch.from_numpy(quants.dequantize(quants.quantize(numbers, kind), kind))
 
 
-def value(blocks: BlockWeights) -> torch.Tensor:
+def value(blocks: BlockWeights, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     wide = blocks.codes.double() * blocks.steps[..., None].double() + blocks.offsets[..., None].double()
-    return wide.float().flatten(1)
+    return wide.float().to(dtype).flatten(1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS])
 @pytest.mark.parametrize("scale", [1e-3, 0.05, 30.0])
-def test_blocks_of_gguf_files_are_found_and_are_the_same_numbers(kind, scale):
-    weight = of_kind(kind, (48, 320), 1, scale)
+def test_blocks_of_gguf_files_are_found_and_are_the_same_numbers(kind, scale, dtype):
+    weight = of_kind(kind, (48, 320), 1, scale).to(dtype)
     blocks = find_blocks(weight)
     assert blocks is not None
-    assert blocks.kind == (CODES4 if kind in FOUR_BITS else CODES8)
-    assert torch.equal(value(blocks), weight)
+    expected = {torch.float32: (CODES4, CODES8), torch.bfloat16: (CODES4_ROUNDED, CODES8_ROUNDED)}
+    assert blocks.kind == expected[dtype][kind not in FOUR_BITS]
+    assert torch.equal(value(blocks, dtype), weight)
     assert code_bits(weight) == (4 if kind in FOUR_BITS else 8)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from([*FOUR_BITS, *EIGHT_BITS]),
+    dtype=st.sampled_from(DTYPES),
     rows=st.integers(0, 40),
     blocks=st.integers(1, 70),
     out_features=st.integers(1, 140),
     bias=st.booleans(),
     ahead_bytes=st.sampled_from([0, 2048]),
 )
-def test_products_have_the_bits_of_those_with_dense_weights(kind, rows, blocks, out_features, bias, ahead_bytes):
-    layer = nn.Linear(32 * blocks, out_features, bias=bias)
-    layer.weight = nn.Parameter(of_kind(kind, (out_features, 32 * blocks), blocks), requires_grad=False)
-    inputs = torch.randn(rows, 32 * blocks, generator=torch.Generator().manual_seed(rows))
+def test_products_have_the_bits_of_those_with_dense_weights(kind, dtype, rows, blocks, out_features, bias, ahead_bytes):
+    layer = nn.Linear(32 * blocks, out_features, bias=bias, dtype=dtype)
+    weight = of_kind(kind, (out_features, 32 * blocks), blocks).to(dtype)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    inputs = torch.randn(rows, 32 * blocks, generator=torch.Generator().manual_seed(rows)).to(dtype)
     coded, dense = PanelLinear(layer, PanelKernel(ahead_bytes=ahead_bytes)), PanelLinear(layer, DENSE)
     assert coded.panels.weights.dtype == torch.int32
     assert dense.panels.weights.dtype != torch.int32
@@ -66,10 +71,28 @@ def test_products_have_the_bits_of_those_with_dense_weights(kind, rows, blocks, 
         assert torch.equal(coded(inputs), dense(inputs))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0])
-def test_every_weight_is_read_back(kind):
-    weight = of_kind(kind, (40, 128), 3)
-    assert torch.equal(Panels(weight, PanelKernel())(torch.eye(128)).T, weight)
+@pytest.mark.parametrize("rows", [1, 128])  # widened in registers, and in a buffer
+def test_every_weight_is_read_back(kind, dtype, rows):
+    weight = of_kind(kind, (40, 128), 3).to(dtype)
+    panels = Panels(weight, PanelKernel())
+    assert panels.weights.dtype == torch.int32
+    read = torch.cat([panels(some) for some in torch.eye(128).split(rows)])
+    assert torch.equal(read.T, weight.float())
+
+
+def test_halves_between_two_numbers_of_bfloat16_are_rounded_to_the_even_one():
+    rng = torch.Generator().manual_seed(1)
+    steps = (torch.rand(64, 1, generator=rng) + 0.5).half().float()
+    offsets = (-8 * torch.rand(64, 1, generator=rng)).half().float()
+    codes = torch.arange(16).repeat(2)
+    weight = codes * steps + offsets
+    assert ((weight.view(torch.int32) & 0xFFFF) == 0x8000).sum() > 5
+    rounded = weight.bfloat16()
+    panels = Panels(rounded, PanelKernel())
+    assert panels.weights.dtype == torch.int32
+    assert torch.equal(panels(torch.eye(32)).T, rounded.float())
 
 
 def test_blocks_of_different_kinds_are_stored_in_the_larger_codes():
@@ -95,7 +118,8 @@ def test_weights_that_are_no_grid_are_stored_as_they_are():
     assert torch.equal(Panels(weight, PanelKernel())(torch.eye(64)).T, weight)
     assert find_blocks(torch.randn(16, 64)) is None
     assert find_blocks(of_kind(Kind.Q4_1, (16, 64), 1)[:, :48]) is None  # half a block
-    assert find_blocks(of_kind(Kind.Q4_1, (16, 64), 1).bfloat16()) is None
+    assert find_blocks(of_kind(Kind.Q4_1, (16, 64), 1).half()) is None
+    assert find_blocks(torch.randn(16, 64).bfloat16()) is None
     assert code_bits(torch.randn(16, 64)) == 0
 
 
