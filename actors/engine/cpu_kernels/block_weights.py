@@ -32,7 +32,7 @@ _TRIED_ROWS = 16  # a weight without such blocks is known after so many of its r
 _NONE, _FOUR, _EIGHT = 0, 4, 8
 _KINDS = {(torch.float32, _FOUR): CODES4, (torch.float32, _EIGHT): CODES8,
           (torch.bfloat16, _FOUR): CODES4_ROUNDED, (torch.bfloat16, _EIGHT): CODES8_ROUNDED}  # fmt: skip
-_FACTORS = step_factor(_FOUR), step_factor(_EIGHT)
+_FACTORS = step_factor(_FOUR), step_factor(_EIGHT)  # what can be read with the first can be read with the second
 
 # Bits of the codes; what the number that is farthest from the offset is of the step; code of zero, -1: the least number
 # has code 0.
@@ -112,11 +112,6 @@ def _fit(blocks, rounds, codes, steps, offsets):  # type: ignore[no-untyped-def]
                 return _NONE
             steps[row, place], offsets[row, place] = step, offset
             bits = max(bits, _GRIDS[grid][0])
-    factor = _FACTORS[0] if bits == _FOUR else _FACTORS[1]
-    for row in range(blocks.shape[0]):
-        for place in range(blocks.shape[1]):
-            if not _is_readable(steps[row, place], offsets[row, place], factor):
-                return _NONE
     return bits
 
 
@@ -124,18 +119,21 @@ def _fit(blocks, rounds, codes, steps, offsets):  # type: ignore[no-untyped-def]
 def _fit_block(block, rounds, codes, grid):  # type: ignore[no-untyped-def]
     """(whether the block is such a grid, step, offset)."""
     bits, last, zero = grid
+    factor = _FACTORS[0] if bits == _FOUR else _FACTORS[1]
     least, greatest = block.min(), block.max()
     if zero < 0:
         width, farthest = _half_spacing(least, rounds), _half_spacing(greatest, rounds)
         for offset in _halves(least - width, least + width):
             for step in _halves((greatest - farthest - offset) / last, (greatest + farthest - offset) / last):
-                if _fits(block, rounds, step, offset, 2**bits - 1, codes):
+                is_readable = _is_readable(step, offset, factor)
+                if is_readable and _fits(block, rounds, step, offset, 2**bits - 1, codes):
                     return True, np.float32(step), np.float32(offset)
     else:
         number = greatest if greatest > -least else least
         width = _half_spacing(number, rounds) / abs(last)
         for step in _halves(number / last - width, number / last + width):
-            if _fits(block, rounds, step, -zero * step, 2**bits - 1, codes) and _is_half(zero * step):
+            is_readable = _is_half(zero * step) and _is_readable(step, -zero * step, factor)
+            if is_readable and _fits(block, rounds, step, -zero * step, 2**bits - 1, codes):
                 return True, np.float32(step), np.float32(-zero * step)
     return False, np.float32(0.0), np.float32(0.0)
 
