@@ -38,10 +38,3 @@ class Emitted:
     paths: list[np.ndarray]  # accepted nodes, int32
     successors: Successors | None  # None: not asked for
     logits: torch.Tensor | None  # [T + N or more, vocab]; None: not to be kept
-
-
-def most_probable(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest next tokens of each row, int32, and their probabilities, float32, [rows, count or vocab]."""
-    logits = logits.float()
-    top = logits.topk(min(count, logits.shape[1]), dim=-1)
-    return top.indices.to(torch.int32), (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp_()

@@ -8,11 +8,12 @@ from itertools import pairwise
 import torch
 
 from actors.engine.batch import SequenceRows
-from actors.engine.draws import Draws, Emitted, most_probable
+from actors.engine.draws import Draws, Emitted
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
 from actors.messages import Successors
 from actors.sampling.sampler import sample_tokens
+from actors.sampling.top_tokens import most_probable
 from actors.sampling.verification import walk_trees
 
 

@@ -17,6 +17,7 @@ from actors.sampling import device_sampling, noise
 from actors.sampling.processors import adjust_logits, process_logits
 from actors.sampling.race import contenders, support
 from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.top_tokens import argmax
 
 __all__ = ["RowSampling", "SequenceSampling", "draft_with_probs", "likeliest_tokens", "rows_for", "sample_tokens"]
 
@@ -34,7 +35,7 @@ def sample_tokens(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = 
         raise ValueError(f"logits has {len(logits)} rows; the sampling parameters have {len(rows)}")
     logits = logits.detach()
     if rows.is_greedy:
-        columns = logits.argmax(dim=-1)
+        columns = argmax(logits)
     elif _has_kernels(logits.device):
         return device_sampling.draw(logits, rows, token_ids).tokens
     elif logits.device.type == "cpu" and logits.shape[-1] >= _MIN_RACE_WIDTH:

@@ -35,7 +35,6 @@ from actors.engine.cpu_kernels.layer_state import (
 from actors.engine.cpu_kernels.layer_steps import store
 from actors.engine.cpu_kernels.numbers import (
     copy_lanes,
-    exponential,
     largest,
     rounded,
     turn_floats,
@@ -45,6 +44,7 @@ from actors.engine.cpu_kernels.numbers import (
 )
 from actors.engine.cpu_kernels.threads import num_threads, thread_num
 from actors.engine.cpu_kernels.weight_formats import PANEL
+from actors.sampling.exponential import exponential
 
 _KEYS = 64  # of a block
 _QUERIES = 96  # of a task at most: rows times query heads that share a key head

@@ -17,9 +17,10 @@ from numba import carray, njit
 from actors.engine.cpu_kernels.addresses import floats, halves, int64s, run_steps
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
 from actors.engine.cpu_kernels.layer_state import CACHE, COSINES, HIDDEN, INPUTS, PRODUCTS, ROTATED, ROWS, SINES, SLOTS
-from actors.engine.cpu_kernels.numbers import exponential, narrowed, rounded
+from actors.engine.cpu_kernels.numbers import narrowed, rounded
 from actors.engine.cpu_kernels.panel_linear import multiply_share
 from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
+from actors.sampling.exponential import exponential
 
 _FAST = {"reassoc", "contract", "nsz"}
 

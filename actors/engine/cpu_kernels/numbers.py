@@ -8,13 +8,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16
+from actors.sampling.exponential import COEFFICIENTS, LEAST_EXPONENT, LN2_HIGH, LN2_LOW, LOG2_E
 
-# exp(x) = 2^n exp(r), with r = x - n ln 2: Cody and Waite, "Software Manual for the Elementary Functions", 1980. Calls
-# of libm are not vectorized.
-LEAST_EXPONENT = -87.5
-LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
-EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+LANES = 16
 
 
 @njit(nogil=True)
@@ -36,19 +32,6 @@ def rounded(number: np.float32) -> np.float32:
     bits = np.float32(number).view(np.uint32)
     bits += np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return np.uint32(bits & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-@njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
-def exponential(number: np.float32) -> np.float32:
-    """exp of a number up to 80, to 4e-7 of it; exp(-87.5) below that."""
-    number = max(number, np.float32(LEAST_EXPONENT))
-    power = np.floor(number * np.float32(LOG2_E) + np.float32(0.5))
-    rest = number - power * np.float32(LN2_HIGH) - power * np.float32(LN2_LOW)
-    value = np.float32(EXPONENTIAL[0])
-    for index in range(1, len(EXPONENTIAL)):
-        value = value * rest + np.float32(EXPONENTIAL[index])
-    value = value * rest * rest + rest + np.float32(1.0)
-    return value * np.int32((np.int32(power) + np.int32(127)) << np.int32(23)).view(np.float32)
 
 
 _BITS, _NUMBERS = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(ir.FloatType(), LANES)
@@ -129,7 +112,7 @@ def _larger(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> ir.Value:
 
 
 def _exponentials(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
-    """As `exponential`, for numbers up to 0."""
+    """As `sampling.exponential`, for numbers up to 0."""
 
     def constant(number: float) -> ir.Value:
         return ir.Constant(_NUMBERS, [float(np.float32(number))] * LANES)
@@ -147,8 +130,8 @@ def _exponentials(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
     power = builder.call(floor, [multiply_add(numbers, constant(LOG2_E), constant(0.5))])
     rest = multiply_add(power, constant(-LN2_HIGH), numbers)
     rest = multiply_add(power, constant(-LN2_LOW), rest)
-    value = constant(EXPONENTIAL[0])
-    for coefficient in EXPONENTIAL[1:]:
+    value = constant(COEFFICIENTS[0])
+    for coefficient in COEFFICIENTS[1:]:
         value = multiply_add(value, rest, constant(coefficient))
     value = builder.fadd(multiply_add(value, builder.fmul(rest, rest), rest), constant(1.0))
     exponent = builder.add(builder.fptosi(power, _BITS), ir.Constant(_BITS, [127] * LANES))

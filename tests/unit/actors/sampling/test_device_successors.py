@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.draws import most_probable
 from actors.sampling.device_successors import likeliest_of, merged, summarize
+from actors.sampling.top_tokens import most_probable
 
 
 def likeliest(logits: torch.Tensor, k: int, cuts: list[int] | None) -> tuple[np.ndarray, np.ndarray]:

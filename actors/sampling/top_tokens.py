@@ -1,0 +1,91 @@
+"""The largest logits of rows, on a CPU in a pass or two over each."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from actors.sampling.exponential import exponential
+
+_BLOCK = 128  # columns whose largest is kept
+_LARGEST = 2**31 - 1
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """int64 [R], the lowest of equals. logits: [R, V], on any device."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return _top(logits, 1, False)[0][:, 0].to(torch.int64)
+
+
+def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The likeliest next tokens of each row, int32, and their probabilities, float32, [R, count or V], likeliest first.
+    logits: [R, V], on any device."""
+    count = min(count, logits.shape[1])
+    if logits.device.type != "cpu":
+        logits = logits.float()
+        top = logits.topk(count, dim=-1)
+        return top.indices.to(torch.int32), (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp_()
+    ids, numbers, masses = _top(logits, count, True)
+    return ids, (numbers - numbers[:, :1]).exp_() / masses.unsqueeze(1)
+
+
+def _top(logits: Tensor, count: int, weighs: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Columns, int32, and logits, float32, [R, count], largest first, and the sum of exp(logit - largest), [R], if
+    weighs."""
+    rows = logits.detach().float().contiguous()
+    ids = torch.empty((len(rows), count), dtype=torch.int32)
+    numbers, masses = torch.empty((len(rows), count)), torch.empty(len(rows))
+    _fill(rows.numpy(), rows.view(torch.int32).numpy(), ids.numpy(), numbers.numpy(), masses.numpy(), weighs)
+    return ids, numbers, masses
+
+
+@njit(cache=True, nogil=True)
+def _fill(rows, bits, ids, numbers, masses, weighs):  # type: ignore[no-untyped-def]
+    maxima = np.empty((rows.shape[1] + _BLOCK - 1) // _BLOCK, np.int32)
+    for index in range(len(rows)):
+        for block in range(len(maxima)):
+            maxima[block] = _largest(bits[index], block * _BLOCK, min(rows.shape[1], (block + 1) * _BLOCK))
+        last, place = np.int32(_LARGEST), -1
+        for rank in range(ids.shape[1]):
+            if rank:  # without those that were taken
+                maxima[place // _BLOCK] = _next(bits[index], place // _BLOCK, last, place)[0]
+            last, place = _next(bits[index], np.argmax(maxima), last, place)
+            ids[index, rank], numbers[index, rank] = place, rows[index, place]
+        if weighs:
+            masses[index] = _mass(rows[index], numbers[index, 0])
+
+
+@njit(cache=True, nogil=True)
+def _order(bits):  # type: ignore[no-untyped-def]
+    """int32 in the order of the float32 with these bits, so that loops are vectorized. NaN may be the largest."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> 31) & _LARGEST))
+
+
+@njit(cache=True, nogil=True)
+def _next(bits, block, last, place):  # type: ignore[no-untyped-def]
+    """The largest of a block that comes after (last, place), where equals are in the order of columns; its column."""
+    largest, found = np.int32(-_LARGEST - 1), block * _BLOCK
+    for column in range(block * _BLOCK, min(len(bits), (block + 1) * _BLOCK)):
+        number = _order(bits[column])
+        if (number < last or (number == last and column > place)) and number > largest:
+            largest, found = number, column
+    return largest, found
+
+
+@njit(cache=True, nogil=True)
+def _largest(bits, begin, end):  # type: ignore[no-untyped-def]
+    largest = np.int32(-_LARGEST - 1)
+    for column in range(begin, end):
+        largest = np.int32(max(largest, _order(bits[column])))
+    return largest
+
+
+@njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+def _mass(row, largest):  # type: ignore[no-untyped-def]
+    total = np.float32(0.0)
+    for column in range(len(row)):
+        total += exponential(row[column] - largest)
+    return total
