@@ -136,8 +136,16 @@ def test_blocks_fit_into_the_registers_of_each_instruction_set():
 
 _PRODUCT = """
 import torch
-from actors.engine.cpu_kernels.panel_linear import PanelLinear
+from actors.engine.cpu_kernels.block_weights import grid_of
+from actors.engine.cpu_kernels.panel_linear import PanelKernel, PanelLinear, Panels, has_multiply_add
 torch.manual_seed(1)
+for bits in (4, 8):
+    weight = grid_of(torch.randn(100, 320), bits)
+    panels, dense = Panels(weight, PanelKernel()), Panels(weight, PanelKernel(in_blocks=False))
+    assert (panels.weights.dtype == torch.int32) == has_multiply_add()
+    for rows in (1, 2, 4, 8, 9, 30):
+        inputs = torch.randn(rows, 320)
+        assert torch.equal(panels(inputs), dense(inputs)), (bits, rows)
 for dtype, atol in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
     layer = torch.nn.Linear(500, 100, dtype=dtype)
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9):
