@@ -1,4 +1,4 @@
-"""Decoder layers on CPU that run in one call, as compiled steps over buffers that all layers share.
+"""Decoder layers on CPU that run in one call, all or each, as compiled steps over buffers that all layers share.
 
 A layer is replaced if it has the parts of Llama's and gives the outputs of the one it replaces, on rows and draft trees
 that it is tried with. Between 40 calls of operators and modules a layer of a small model spends as much time as in its
@@ -93,6 +93,8 @@ class Workspace:
             self.state[place] = buffer.data_ptr()
 
 
+_CHAIN = "_paceline_chain"  # attribute of the outputs of a chain's last layer
+
 Linear: TypeAlias = nn.Linear | Int8Linear | Int4Linear
 
 
@@ -145,7 +147,7 @@ class FusedLayer(nn.Module):
         head_eps = _float_bits(_eps(parts.head_norms[0])) if parts.head_norms else 0
         add, product = layer_steps.add_and_normalize(rounds), layer_steps.multiply_panels()
         self._run, self._runner = layer_steps.runner()
-        self._program = self._lay_out(
+        self.program = self._lay_out(
             [
                 (add, [hidden, 0, *norms[0], stacked.rounds_inputs]),
                 (product, stacked.fields),
@@ -167,6 +169,7 @@ class FusedLayer(nn.Module):
             ]
         )  # fmt: skip
         self.plain = layer
+        self._chain: Chain | None = None
         for linears, panels in zip(groups, products, strict=True):
             _share_panels(layer, linears, panels)
 
@@ -175,12 +178,24 @@ class FusedLayer(nn.Module):
         if not isinstance(paged_plan, PaddedPlan):
             given = {} if paged_plan is None else {"paged_plan": paged_plan}
             return self.plain(hidden_states, *args, **given, **kwargs)
+        chain = self._chain
+        if chain is not None and getattr(hidden_states, _CHAIN, None) is chain:
+            return hidden_states  # the first layer of the chain has computed this one
+        if chain is not None and not chain.begins_with(self):
+            chain = None
         rows, space = hidden_states.shape[1], self._space
         with space.lock:
             space.begin(paged_plan, kwargs["position_embeddings"], rows)
             space.hidden[:rows].copy_(hidden_states[0])
-            self._run(self._runner, self._program.ctypes.data, torch.get_num_threads(), 0)
-            return space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
+            program = self.program if chain is None else chain.program
+            self._run(self._runner, program.ctypes.data, torch.get_num_threads(), 0)
+            outputs = space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
+        if chain is not None:
+            setattr(outputs, _CHAIN, chain)
+        return outputs
+
+    def join(self, chain: Chain) -> None:
+        self._chain = chain
 
     def _weight(self, norm: nn.Module) -> int:
         weight = norm.weight.detach().float().contiguous()
@@ -194,6 +209,23 @@ class FusedLayer(nn.Module):
         for (address, _), work in zip(steps, works, strict=True):
             program += [address, work.ctypes.data]
         return np.array(program, np.int64)
+
+
+class Chain:
+    """Layers that run in one call, because each has nothing but the outputs of the one before as its inputs."""
+
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
+        steps = [layer.program[1:] for layer in layers]
+        self.program = np.concatenate([[sum(int(layer.program[0]) for layer in layers)], *steps])
+        # No layer itself, which would keep the model in a cycle of references.
+        self._first = weakref.ref(layers[0])
+        self._hooks = [hooks for layer in layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks)]
+        for layer in layers:
+            layer.join(self)
+
+    def begins_with(self, layer: FusedLayer) -> bool:
+        """Also whether nobody looks at what its layers compute."""
+        return layer is self._first() and not any(self._hooks)
 
 
 def _panels_of(linears: list[Linear], choose: ChoosePanels) -> Panels:

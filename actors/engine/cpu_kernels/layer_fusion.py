@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Mapping
+from collections.abc import Sequence as Sequences
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from actors.engine.attention.interface import Scoring
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.block_pool import BlockPool
-from actors.engine.cpu_kernels.fused_layer import Attended, ChoosePanels, FusedLayer, LayerParts, Workspace
+from actors.engine.cpu_kernels.fused_layer import Attended, Chain, ChoosePanels, FusedLayer, LayerParts, Workspace
 from actors.engine.cpu_kernels.panel_linear import PanelKernel
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.engine.cpu_kernels.weight_formats import PANEL
@@ -59,7 +60,7 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
     calls = _Calls(model, shapes)
     calls.record(layers)
     space, tried = Workspace(), Workspace()
-    count = 0
+    fused_layers: dict[int, FusedLayer] = {}
     for index in known:
         layer, attended = layers[index], calls.plan.attended.get(index)
         if attended is None or attended.head_dim % PANEL or not calls.agrees(layer, index, attended, tried):
@@ -73,9 +74,10 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
             continue
         if hasattr(layer, "attention_type"):  # read by models
             fused.attention_type = layer.attention_type
-        layers[index] = fused
-        count += 1
-    return count
+        layers[index] = fused_layers[index] = fused
+    for first, last in calls.chains(sorted(fused_layers)):
+        Chain([fused_layers[index] for index in range(first, last + 1)])
+    return len(fused_layers)
 
 
 class _TriedPlan(PaddedPlan):
@@ -107,16 +109,24 @@ class _Calls:
         self._first_position = max(0, max_model_len(config) - 2 * sum(_TRIED_TOKENS))
         self.plan = _TriedPlan(self._batch, self._cache(shapes))
         self._calls: dict[int, tuple[Tensor, Mapping[str, Any]]] = {}
+        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # and copies, which nothing changes
 
     def record(self, layers: nn.ModuleList) -> None:
         def note(index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if len(args) < 2:
                 self._calls[index] = args[0] if args else kwargs["hidden_states"], kwargs
 
+        def note_outputs(index: int, outputs: Any) -> None:
+            if isinstance(outputs, Tensor):
+                self._outputs[index] = outputs, outputs.clone()
+
         hooks = [
             layer.register_forward_pre_hook(
                 lambda module, args, kwargs, index=index: note(index, args, kwargs), with_kwargs=True
             )
+            for index, layer in enumerate(layers)
+        ] + [
+            layer.register_forward_hook(lambda module, args, outputs, index=index: note_outputs(index, outputs))
             for index, layer in enumerate(layers)
         ]
         try:
@@ -130,6 +140,24 @@ class _Calls:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def chains(self, fused: Sequences[int]) -> list[tuple[int, int]]:
+        """The first and last of layers with neighbouring indices, each of which was called with what the one before had
+        put out, and with the same angles."""
+        chains: list[tuple[int, int]] = []
+        for index in fused:
+            if chains and chains[-1][1] == index - 1 and self._follows(index):
+                chains[-1] = chains[-1][0], index
+            else:
+                chains.append((index, index))
+        return [(first, last) for first, last in chains if last > first]
+
+    def _follows(self, index: int) -> bool:
+        if index - 1 not in self._outputs:
+            return False
+        (hidden, kwargs), (outputs, kept) = self._calls[index], self._outputs[index - 1]
+        angles, before = kwargs["position_embeddings"], self._calls[index - 1][1]["position_embeddings"]
+        return hidden is outputs and torch.equal(hidden, kept) and angles[0] is before[0]
 
     def agrees(self, layer: nn.Module, index: int, attended: Attended, space: Workspace) -> bool:
         """Whether a fused layer of the same weights in float32 gives the same outputs."""

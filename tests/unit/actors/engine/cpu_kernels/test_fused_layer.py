@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Ministral3Config, MistralConfig, Qwen2Config, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
@@ -227,7 +229,7 @@ def test_heads_that_are_no_whole_panels_are_not_fused():
 
 
 @pytest.mark.parametrize("name", ["llama", "biases", "qwen3"])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_other_forwards_of_the_model_run_its_layers_as_they_were(name, quantization):
     model = make_model(name)
     quantize_linears(model, quantization, torch.device("cpu"))
@@ -243,16 +245,73 @@ def test_other_forwards_of_the_model_run_its_layers_as_they_were(name, quantizat
         assert torch.allclose(model(ids).logits, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "biases", "odd"])
-def test_layers_in_8_bits_are_fused_and_say_what_plain_ones_say(name):
+def test_quantized_layers_are_fused_and_say_what_plain_ones_say(name, quantization):
     model = make_model(name)
-    quantize_linears(model, "int8", torch.device("cpu"))
+    quantize_linears(model, quantization, torch.device("cpu"))
     plain = ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True)
     fused = ModelRunner(model, BLOCKS * BLOCK)
     assert is_fused(fused.model) == [True] * 3
     rounds = rounds_of(np.random.default_rng(2), 2)
     found, expected = logits_of(fused, rounds, 2), logits_of(plain, rounds, 2)
     assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-3
+
+
+def calls_of(layers: nn.ModuleList, monkeypatch) -> list[int]:
+    """How many steps each call from now on runs."""
+    steps: list[int] = []
+    for layer in layers:
+        run = layer._run
+
+        def counted(runner, program, *rest, run=run):
+            steps.append(int(ctypes.c_int64.from_address(program).value))
+            run(runner, program, *rest)
+
+        monkeypatch.setattr(layer, "_run", counted)
+    return steps
+
+
+def test_all_layers_run_in_one_call_unless_somebody_looks_between_them(monkeypatch):
+    runner, rounds = ModelRunner(make_model("llama"), BLOCKS * BLOCK), rounds_of(np.random.default_rng(4), 2)
+    layers = runner.model.model.layers
+    steps = calls_of(layers, monkeypatch)
+    expected = logits_of(runner, rounds, 3)
+    assert steps == [30] * len(rounds)
+    seen: list[torch.Tensor] = []
+    hook = layers[1].register_forward_hook(lambda module, args, outputs: seen.append(outputs.clone()))
+    assert torch.equal(logits_of(runner, rounds, 3), expected)
+    assert steps[len(rounds) :] == [10] * 3 * len(rounds)
+    hook.remove()
+    assert torch.equal(logits_of(runner, rounds, 3), expected)
+    assert steps[-1] == 30
+    rows = [sum(count + len(parents) for count, parents in round_) for round_ in rounds]
+    assert [outputs.shape[1] >= count for outputs, count in zip(seen, rows, strict=True)] == [True] * len(rounds)
+    assert not torch.equal(seen[0], seen[1][:, : seen[0].shape[1]])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_layers_between_which_a_model_does_something_run_one_by_one(in_place, monkeypatch):
+    def forward(self, input_ids, position_ids, **kwargs):
+        hidden = self.embed_tokens(input_ids)
+        angles = self.rotary_emb(hidden, position_ids=position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=angles, **kwargs)
+            if in_place:
+                hidden += 0.25
+            else:
+                hidden = hidden + 0.25
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    model = make_model("llama")
+    plain = ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True)
+    fused = ModelRunner(model, BLOCKS * BLOCK)
+    assert is_fused(fused.model) == [True] * 3
+    steps, rounds = calls_of(fused.model.model.layers, monkeypatch), rounds_of(np.random.default_rng(4), 2)
+    found, expected = logits_of(fused, rounds, 3), logits_of(plain, rounds, 3)
+    assert steps == [10] * 3 * len(rounds)
+    assert torch.allclose(found, expected, atol=1e-3)
 
 
 def test_an_engine_takes_the_option():
