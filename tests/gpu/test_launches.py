@@ -90,6 +90,14 @@ def test_successors_are_two_launches_and_two_more_of_ranks(shape, number):
     assert asked["gather_columns"] == 0, "whole rows of logits"
 
 
+@needs_triton
+def test_sampled_rounds_of_ranks_gather_no_logits():
+    case = {"sequences": 8, "nodes": 7, **ON_DEVICE}
+    sampled, greedy = (round_of("70B/8", 2, sampled=sampled, **case).kernels for sampled in (True, False))
+    assert sampled["gather_columns"] == greedy["gather_columns"] == 0
+    assert (sampled["gather_ranks"], greedy["gather_ranks"]) == (3, 2)  # one of them for the successors
+
+
 def test_on_the_host_a_layer_costs_as_many_kernels_whatever_the_number_of_sequences():
     few, many = (row_of("8B", sequences, True, 7) for sequences in (8, 32))
     assert few["kernels a layer"] == many["kernels a layer"] <= few["unpatched"] + 4
