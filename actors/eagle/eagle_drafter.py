@@ -20,6 +20,7 @@ from actors.drafters.contract import Drafter
 from actors.drafters.registry import EAGLE
 from actors.eagle.device_growth import Level, Root, grow
 from actors.eagle.eagle_head import EagleHead
+from actors.eagle.head_outputs import HeadOutputs
 from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention
 from actors.engine.attention.interface import ATTENTION_NAME
@@ -99,6 +100,9 @@ class EagleDrafter(Drafter[HeadRows]):
 
     Rows that the target computed without the head leave a gap, which later rows do not see; a gap only costs
     acceptance. In a shared prefix, the last position of a block may have seen another next token.
+
+    With tensor parallelism every rank has the head and drafts the same: only the target's own layers, such as its
+    embeddings, are shared out.
     """
 
     name = EAGLE
@@ -110,16 +114,15 @@ class EagleDrafter(Drafter[HeadRows]):
         num_slots: int,
         options: EagleOptions,
         attention: AttentionBackend | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """model: the target, in its engine already. head: with the model's device and dtype. num_slots: slots of the
-        target's KV cache. attention: None chooses by device."""
+        target's KV cache. attention: None chooses by device. num_ranks: of the target, each of which has this head."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
-        embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
+        embedding = model.get_input_embeddings()
         own = head.embed_tokens
         self._embedding: nn.Module = embedding if own is None or _is_same(own, embedding) else own
-        self._output_layer = output_layer
-        self._num_outputs = int((output_layer if head.lm_head is None else head.lm_head).out_features)
         head.embed_tokens = None
         head.config._attn_implementation = ATTENTION_NAME
         replace_linears(head)
@@ -132,6 +135,9 @@ class EagleDrafter(Drafter[HeadRows]):
         self._kv = KvCache(num_slots + scratch, device, [head.kv_shape])
         is_accelerated = (attention or choose_attention(device)) == "triton_tree"
         self._arenas = (Arena(device), Arena(device)) if is_accelerated else None  # committed rows; trees
+        # On the host, shapes of the next level depend on scores.
+        agree = num_ranks > 1 and not is_accelerated
+        self._outputs = HeadOutputs(head, model.get_output_embeddings(), agree)
         self._is_known = np.zeros(num_slots, np.bool_)  # slots whose position the head has seen
 
     def computed(self, slots: np.ndarray) -> None:
@@ -183,7 +189,7 @@ class EagleDrafter(Drafter[HeadRows]):
 
     def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray) -> None:
         """hidden [rows, h]; root_rows int64 [trees]: those of the roots."""
-        top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees), self._num_outputs)
+        top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees), self._outputs.num_outputs)
         if self._arenas is not None:
             self._grow_on_device(self._arenas[1], trees, hidden, root_rows, top_k)
             return
@@ -246,15 +252,8 @@ class EagleDrafter(Drafter[HeadRows]):
         padding = row_tier(num_rows) - len(hidden)
         if padding > 0:
             hidden = torch.cat([hidden, hidden[:1].expand(padding, -1)])
-        scores, tokens = self._likeliest(hidden[: row_tier(num_rows)], top_k)
+        scores, tokens = self._outputs.likeliest(hidden[: row_tier(num_rows)], top_k)
         return scores[:num_rows].cpu().numpy(), tokens[:num_rows].cpu().numpy()
-
-    def _likeliest(self, hidden: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `_children`, of all rows and on the device."""
-        logits = self._head.logits(hidden, self._output_layer).float()
-        top = logits.topk(top_k, dim=-1)
-        scores = (top.values - logits.logsumexp(dim=-1, keepdim=True)).clamp_(max=0.0).double()
-        return scores, top.indices if self._head.draft_ids is None else self._head.draft_ids[top.indices]
 
     def _forward_on_device(
         self, arena: Arena, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray
@@ -292,7 +291,7 @@ class EagleDrafter(Drafter[HeadRows]):
             depth=self.options.depth,
             top_k=top_k,
             padding_slot=self._kv.padding_slot,
-            children=self._likeliest,
+            children=self._outputs.likeliest,
             forward=self._compute,
         )
         for tree, tokens, parents, scores in zip(trees, *found, strict=True):

@@ -18,7 +18,7 @@ from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
-from actors.options import EagleOptions, TargetOptions
+from actors.options import EagleOptions
 from paceline_testing.drafting import paths_of
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
@@ -381,8 +381,3 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
 def test_options_have_limits(options):
     with pytest.raises(ValidationError, match=rf"{next(iter(options))}\n.*than or equal to"):
         EagleOptions(**options)
-
-
-def test_a_target_on_several_ranks_takes_no_head(tmp_path):
-    with pytest.raises(ValidationError, match=r"eagle_head is '.*' with tensor_parallel 2; it needs 1"):
-        TargetOptions(tensor_parallel=2, eagle_head=str(tmp_path / "head"))
