@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -142,12 +142,13 @@ def test_rows_that_are_nearly_flat_are_not_told(triton_device):
     assert (tokens == -1).sum() > 6
 
 
-@few
+@settings(few, max_examples=12)
 @given(st.lists(st.floats(-3, 3, width=16), min_size=2, max_size=12), st.integers(1, 12), st.integers(0, 12), seeds)
+@example([1.0] * 8, 3, 5, 0)  # half of the mass is that of four tokens, exactly
 def test_cuts_among_equal_scores_keep_the_lowest_ids(triton_device, values, top_k, cut, seed):
-    logits = torch.tensor([values, values])
-    options = [SamplingParams(seed, top_k=top_k, temperature=5.0), SamplingParams(seed, top_p=0.5, temperature=5.0)]
-    rows = rows_with(options)
+    options = [{"top_k": top_k, "temperature": 5.0}, {"top_p": 0.5, "temperature": 5.0}]
+    rows = rows_with([SamplingParams(seed + index, **one) for index in range(6) for one in options])
+    logits = torch.tensor([values] * len(rows))
     shards = shards_of(logits.to(triton_device), rows, [min(cut, len(values))])
     assert draw_in_steps(shards, 16, len(values)).tolist() == by_tensors(logits, rows).tolist()
 
