@@ -103,7 +103,15 @@ def build_target_engine(
     )
     engine = TargetEngine(model, engine_options, rank, ranks)
     if head is not None:
-        engine.attach_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle, num_ranks=ranks))
+        drafter = EagleDrafter(
+            model,
+            head,
+            engine_options.num_slots,
+            options.eagle,
+            num_ranks=ranks,
+            is_eager=options.enforce_eager,
+        )
+        engine.attach_head(drafter)
     return engine
 
 
