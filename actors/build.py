@@ -103,15 +103,7 @@ def build_target_engine(
     )
     engine = TargetEngine(model, engine_options, rank, ranks)
     if head is not None:
-        drafter = EagleDrafter(
-            model,
-            head,
-            engine_options.num_slots,
-            options.eagle,
-            num_ranks=ranks,
-            is_eager=options.enforce_eager,
-        )
-        engine.attach_head(drafter)
+        engine.attach_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle, num_ranks=ranks))
     return engine
 
 

@@ -33,7 +33,7 @@ from actors.engine.feature_tap import FeatureTap
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
 from actors.engine.options import AttentionBackend
-from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
+from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.options import EagleOptions
 
@@ -117,11 +117,9 @@ class EagleDrafter(Drafter[HeadRows]):
         options: EagleOptions,
         attention: AttentionBackend | None = None,
         num_ranks: int = 1,
-        is_eager: bool = False,
     ) -> None:
         """model: the target, in its engine already. head: with the model's device and dtype. num_slots: slots of the
-        target's KV cache. attention: None chooses by device. num_ranks: of the target, each of which has this head.
-        is_eager: launches are not recorded."""
+        target's KV cache. attention: None chooses by device. num_ranks: of the target, each of which has this head."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
         embedding = model.get_input_embeddings()
@@ -139,9 +137,7 @@ class EagleDrafter(Drafter[HeadRows]):
         self._kv = KvCache(num_slots + scratch, device, [head.kv_shape])
         is_accelerated = (attention or choose_attention(device)) == "triton_tree"
         self._arena = Arena(device) if is_accelerated else None
-        self._launches: RecordedLaunches | None = None
-        if device.type == "cuda" and is_accelerated and not is_eager:
-            self._launches = RecordedLaunches(CudaGraphs())
+        self.launches: RecordedLaunches | None = None
         # On the host, shapes of the next level depend on scores.
         agree = num_ranks > 1 and not is_accelerated
         self._outputs = HeadOutputs(head, model.get_output_embeddings(), agree)
@@ -289,11 +285,11 @@ class EagleDrafter(Drafter[HeadRows]):
             ]
             return torch.cat(grown) if grown else None
 
-        if self._launches is None or not may_record:
+        if self.launches is None or not may_record:
             grown = launch()
         else:
             places = tuple([(part.data_ptr(), part.shape) for of_layer in kept for part in of_layer])
-            grown = self._launches.run((inputs.key, tuple(top_ks), places), launch)
+            grown = self.launches.run((inputs.key, tuple(top_ks), places), launch)
         if grown is None:
             return
         values = grown.cpu().numpy()

@@ -34,6 +34,7 @@ from actors.sampling.verification import verify_rejections
 logger = logging.getLogger(__name__)
 
 _NO_TOKENS = no_tokens()
+_MOST_RECORDED_DRAFTS = 32
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +84,8 @@ class TargetEngine:
         self.eagle_head = head
         if isinstance(self._runner, ModelRunner):
             self._runner.tap = head.tap
+            launches = self._runner.launches
+            head.launches = None if launches is None else launches.beside(_MOST_RECORDED_DRAFTS)
 
     @property
     def row_steps(self) -> list[int]:

@@ -382,9 +382,11 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
         options = EngineOptions(200, 4, attention="triton_tree")
         head = load_eagle_head(tmp_path, model.config, device=str(triton_device))
         engine = TargetEngine(model, options)
-        engine.attach_head(EagleDrafter(model, head, options.num_slots, EagleOptions(depth=2, top_k=3), "triton_tree"))
         engine._runner._launches = RecordedLaunches(OpGraphs()) if is_recorded else None
-        engine.eagle_head._launches = RecordedLaunches(recorder) if is_recorded else None
+        engine.attach_head(EagleDrafter(model, head, options.num_slots, EagleOptions(depth=2, top_k=3), "triton_tree"))
+        assert (engine.eagle_head.launches is not None) == is_recorded
+        if is_recorded:
+            engine.eagle_head.launches = RecordedLaunches(recorder)  # which counts
         rng = np.random.default_rng(3)
         texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
         rounds = []
