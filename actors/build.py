@@ -101,9 +101,9 @@ def build_target_engine(
         exact=options.exact,
         is_eager=options.enforce_eager,
     )
-    engine = TargetEngine(model, engine_options, samples=rank == 0)
+    engine = TargetEngine(model, engine_options, rank, ranks)
     if head is not None:
-        engine.attach_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle))
+        engine.attach_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle, num_ranks=ranks))
     return engine
 
 

@@ -67,17 +67,9 @@ class TargetOptions(ModelOptions):
     exact: Exactness = "default"
     """bitwise: neither drafts nor other requests change a bit of the logits; needs device cpu and tensor_parallel 1."""
     eagle_head: str = "none"
-    """Directory of an EAGLE head; needs tensor_parallel 1."""
+    """Directory of an EAGLE head. Every rank has a copy."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
     eagle_top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
-
-    @model_validator(mode="after")
-    def _needs_one_rank(self) -> TargetOptions:
-        if self.eagle_head != "none" and self.tensor_parallel > 1:
-            raise ValueError(
-                f"eagle_head is {self.eagle_head!r} with tensor_parallel {self.tensor_parallel}; it needs 1"
-            )
-        return self
 
     @property
     def eagle(self) -> EagleOptions:

@@ -1,4 +1,4 @@
-"""Grows the trees of an EAGLE head on an accelerator: one copy up, launches for all levels, one copy down.
+"""Grows the trees of an EAGLE head on an accelerator, by launches that read nothing of the host.
 
 The same trees as `eagle_drafter` grows on the host. Every tree expands `top_k` nodes in every level, so that shapes do
 not depend on scores; nodes that cannot be among the likeliest are expanded in vain, since a child scores no higher.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from actors.engine.arena import Arena, Part
+from actors.engine.arena import Part
 from actors.engine.attention.tree_rows import TreeRows
 from actors.engine.batch import num_words
-from actors.engine.row_tiers import power_tier, row_tier
+from actors.engine.row_tiers import context_tier, row_tier
 
 _WORD_BITS = 64
 
@@ -55,22 +55,44 @@ Children = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 Forward = Callable[[Level, torch.Tensor], torch.Tensor]
 
 
+class Sent(NamedTuple):
+    """The roots of some trees, and of others as padding, on the device. Their number and the tables' width are rounded
+    up to few different ones."""
+
+    root_rows: torch.Tensor  # int64 [trees]
+    positions: torch.Tensor  # int64 [trees]
+    ends: torch.Tensor  # int32 [trees]: slots of the context
+    slots: torch.Tensor  # int64 [depth, trees * top_k]
+    tables: torch.Tensor  # int32 [trees, slots]: contexts, and then the scratch slots
+
+
+def root_parts(roots: Sequences[Root], depth: int, top_k: int, padding_slot: int) -> list[Part]:
+    """What travels to the device for a `Sent`. padding_slot: where rows of padding are written."""
+    trees = row_tier(len(roots))
+    longest = max(len(root.context) for root in roots) + depth * top_k
+    tables = np.zeros((len(roots), longest), np.int32)
+    slots = np.full((depth, trees, top_k), padding_slot)
+    for index, (_, _, context, first_slot) in enumerate(roots):
+        scratch = np.arange(first_slot, first_slot + depth * top_k)
+        tables[index, : len(context)] = context
+        tables[index, len(context) : len(context) + len(scratch)] = scratch
+        slots[:, index] = scratch.reshape(depth, top_k)
+    return [
+        Part(np.array([root.hidden_row for root in roots]), (trees,)),
+        Part(np.array([root.position for root in roots]), (trees,)),
+        Part(np.array([len(root.context) for root in roots], np.int32), (trees,)),
+        Part(slots.reshape(depth, -1), (depth, trees * top_k)),
+        Part(tables, (trees, context_tier(longest))),
+    ]
+
+
 @torch.inference_mode()
-def grow(
-    arena: Arena,
-    roots: Sequences[Root],
-    hidden: torch.Tensor,
-    *,
-    depth: int,
-    top_k: int,
-    padding_slot: int,
-    children: Children,
-    forward: Forward,
-) -> Candidates:
-    """hidden [rows, h]: with the outputs of the roots. top_k: at most the number of outputs. padding_slot: where rows
-    of padding are written."""
-    trees, longest = row_tier(len(roots)), max(len(root.context) for root in roots)
-    sent = _send(arena, roots, trees, power_tier(longest + depth * top_k), depth, top_k, padding_slot)
+def grow(sent: Sent, hidden: torch.Tensor, top_k: int, children: Children, forward: Forward) -> torch.Tensor:
+    """int64 [3, trees, nodes]: tokens, parents, and the bits of scores, of all nodes in order of depth.
+
+    hidden [rows, h]: with the outputs of the roots. top_k: at most the number of outputs.
+    """
+    depth, trees = len(sent.slots), len(sent.root_rows)
     own_bits, first_rows = _constants(depth, top_k, trees, hidden.device)
     words = own_bits.shape[2]
     slot_positions = torch.zeros((trees, _WORD_BITS * words), dtype=torch.int32, device=hidden.device)
@@ -117,41 +139,26 @@ def grow(
             bits = bits.gather(1, parent[..., None].expand(-1, -1, words)) | own_bits[level + 1]
             frontier = order + (top_k + level * top_k * top_k)
             feature_rows = tree_rows + parent
-    return _download(found, len(roots))
+    tokens, parents, scores = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+    return torch.stack([tokens, parents, scores.view(torch.int64)])
 
 
-class _Sent(NamedTuple):
-    root_rows: torch.Tensor  # int64 [trees]
-    positions: torch.Tensor  # int64 [trees]
-    ends: torch.Tensor  # int32 [trees]: slots of the context
-    slots: torch.Tensor  # int64 [depth, trees * top_k]
-    tables: torch.Tensor  # int32 [trees, slots]: contexts, and then the scratch slots
+def num_nodes(depth: int, top_k: int) -> int:
+    return top_k + depth * top_k * top_k
 
 
-def _send(
-    arena: Arena, roots: Sequences[Root], trees: int, width: int, depth: int, top_k: int, padding_slot: int
-) -> _Sent:
-    tables = np.zeros((len(roots), width), np.int32)
-    slots = np.full((depth, trees, top_k), padding_slot)
-    for index, (_, _, context, first_slot) in enumerate(roots):
-        scratch = np.arange(first_slot, first_slot + depth * top_k)
-        tables[index, : len(context)] = context
-        tables[index, len(context) : len(context) + len(scratch)] = scratch
-        slots[:, index] = scratch.reshape(depth, top_k)
-    return _Sent(
-        *arena.send([
-            Part(np.array([root.hidden_row for root in roots]), (trees,)),
-            Part(np.array([root.position for root in roots]), (trees,)),
-            Part(np.array([len(root.context) for root in roots], np.int32), (trees,)),
-            Part(slots.reshape(depth, -1), (depth, trees * top_k)),
-            Part(tables, (trees, width)),
-        ])
-    )  # fmt: skip
+def candidates(values: np.ndarray, count: int) -> Candidates:
+    """values: as of `grow`, on the host. count: trees without padding."""
+    tokens, parents, scores = values[:, :count]
+    return Candidates(tokens, parents, np.ascontiguousarray(scores).view(np.float64))
 
 
-@lru_cache(maxsize=64)
+@cache
 def _constants(depth: int, top_k: int, trees: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """int64 [depth, top_k, words]: each expanded node's own ancestor bit; int32 [trees + 1]: the first row of each."""
+    """int64 [depth, top_k, words]: each expanded node's own ancestor bit; int32 [trees + 1]: the first row of each.
+
+    They stay, since recorded launches read them.
+    """
     count = depth * top_k
     bits = np.zeros((count, num_words(count)), np.int64)
     places = np.arange(count)
@@ -162,9 +169,3 @@ def _constants(depth: int, top_k: int, trees: int, device: torch.device) -> tupl
             torch.from_numpy(bits.reshape(depth, top_k, -1)).to(device),
             torch.from_numpy(first_rows).to(device),
         )
-
-
-def _download(found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], count: int) -> Candidates:
-    tokens, parents, scores = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-    values = torch.stack([tokens, parents, scores.view(torch.int64)]).cpu().numpy()[:, :count]
-    return Candidates(values[0], values[1], np.ascontiguousarray(values[2]).view(np.float64))

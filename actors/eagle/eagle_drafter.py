@@ -7,6 +7,7 @@ al. 2024, arXiv:2406.16858). Only committed positions keep keys and values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
@@ -18,8 +19,9 @@ from transformers import PreTrainedModel
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import EAGLE
-from actors.eagle.device_growth import Level, Root, grow
+from actors.eagle.device_growth import Level, Root, Sent, candidates, grow, num_nodes, root_parts
 from actors.eagle.eagle_head import EagleHead
+from actors.eagle.head_outputs import HeadOutputs
 from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention
 from actors.engine.attention.interface import ATTENTION_NAME
@@ -31,6 +33,7 @@ from actors.engine.feature_tap import FeatureTap
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
 from actors.engine.options import AttentionBackend
+from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.options import EagleOptions
 
@@ -99,6 +102,9 @@ class EagleDrafter(Drafter[HeadRows]):
 
     Rows that the target computed without the head leave a gap, which later rows do not see; a gap only costs
     acceptance. In a shared prefix, the last position of a block may have seen another next token.
+
+    With tensor parallelism every rank has the head and drafts the same: only the target's own layers, such as its
+    embeddings, are shared out.
     """
 
     name = EAGLE
@@ -110,16 +116,15 @@ class EagleDrafter(Drafter[HeadRows]):
         num_slots: int,
         options: EagleOptions,
         attention: AttentionBackend | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """model: the target, in its engine already. head: with the model's device and dtype. num_slots: slots of the
-        target's KV cache. attention: None chooses by device."""
+        target's KV cache. attention: None chooses by device. num_ranks: of the target, each of which has this head."""
         self.options = options
         self.tap = FeatureTap(model, head.feature_layers)
-        embedding, output_layer = model.get_input_embeddings(), model.get_output_embeddings()
+        embedding = model.get_input_embeddings()
         own = head.embed_tokens
         self._embedding: nn.Module = embedding if own is None or _is_same(own, embedding) else own
-        self._output_layer = output_layer
-        self._num_outputs = int((output_layer if head.lm_head is None else head.lm_head).out_features)
         head.embed_tokens = None
         head.config._attn_implementation = ATTENTION_NAME
         replace_linears(head)
@@ -131,7 +136,11 @@ class EagleDrafter(Drafter[HeadRows]):
         self._first_scratch = num_slots
         self._kv = KvCache(num_slots + scratch, device, [head.kv_shape])
         is_accelerated = (attention or choose_attention(device)) == "triton_tree"
-        self._arenas = (Arena(device), Arena(device)) if is_accelerated else None  # committed rows; trees
+        self._arena = Arena(device) if is_accelerated else None
+        self.launches: RecordedLaunches | None = None
+        # On the host, shapes of the next level depend on scores.
+        agree = num_ranks > 1 and not is_accelerated
+        self._outputs = HeadOutputs(head, model.get_output_embeddings(), agree)
         self._is_known = np.zeros(num_slots, np.bool_)  # slots whose position the head has seen
 
     def computed(self, slots: np.ndarray) -> None:
@@ -141,52 +150,49 @@ class EagleDrafter(Drafter[HeadRows]):
     def propose(self, asked: Sequences[HeadRows]) -> list[DraftTree]:
         """Run over all rows with the features that `tap` has captured, then grow the trees. Rows with max_nodes 0 get
         an empty tree."""
-        features = self.tap.take(1 + max(int(part.feature_rows.max()) for part in asked))
-        hidden, contexts = self._catch_up(asked, features)
-        growing = [(index, part) for index, part in enumerate(asked) if part.max_nodes > 0]
-        ends = np.cumsum([len(part.token_ids) for part in asked]) - 1
-        trees = [DraftTree.empty()] * len(asked)
-        for first in range(0, len(growing), self._trees_at_a_time):
-            group = growing[first : first + self._trees_at_a_time]
-            started = [
-                _Tree(
-                    part.max_nodes,
-                    contexts[index],
-                    part.begin + len(part.token_ids) - 1,
-                    self._first_scratch + number * self._scratch_per_tree,
-                )
-                for number, (index, part) in enumerate(group)
-            ]
-            self._grow(started, hidden, ends[[index for index, _ in group]])
-            for (index, _), tree in zip(group, started, strict=True):
-                trees[index] = tree.best()
-        return trees
-
-    def _catch_up(self, rows: Sequences[HeadRows], features: torch.Tensor) -> tuple[torch.Tensor, list[np.ndarray]]:
-        """Hidden states of all rows, and the slots that the head has keys and values in by sequence."""
-        contexts = []
-        for part in rows:
-            earlier = part.slots[: part.begin]
-            contexts.append(np.concatenate([earlier[self._is_known[earlier]], part.slots[part.begin :]]))
+        contexts = [self._context_of(part) for part in asked]
         batch = _pack(
-            [part.token_ids for part in rows],
-            [np.arange(part.begin, part.begin + len(part.token_ids)) for part in rows],
+            [part.token_ids for part in asked],
+            [np.arange(part.begin, part.begin + len(part.token_ids)) for part in asked],
             contexts,
         )
-        feature_rows = np.concatenate([part.feature_rows for part in rows])
-        if self._arenas is None:
-            hidden = self._forward(batch, features, feature_rows)
+        feature_rows = np.concatenate([part.feature_rows for part in asked])
+        last_rows = np.cumsum([len(part.token_ids) for part in asked]) - 1
+        growing = [index for index, part in enumerate(asked) if part.max_nodes > 0]
+        groups = [
+            growing[first : first + self._trees_at_a_time] for first in range(0, len(growing), self._trees_at_a_time)
+        ]
+        trees = {
+            index: _Tree(
+                asked[index].max_nodes,
+                contexts[index],
+                asked[index].begin + len(asked[index].token_ids) - 1,
+                self._first_scratch + number * self._scratch_per_tree,
+            )
+            for group in groups
+            for number, index in enumerate(group)
+        }
+        grown = [([trees[index] for index in group], last_rows[group]) for group in groups]
+        if self._arena is None:
+            hidden = self._forward(batch, self.tap.take(1 + int(feature_rows.max())), feature_rows)
+            for group_trees, root_rows in grown:
+                self._grow(group_trees, hidden, root_rows)
         else:
-            hidden = self._forward_on_device(self._arenas[0], batch, features, feature_rows)
+            self._run_on_device(self._arena, batch, feature_rows, grown, may_record=len(growing) == len(asked))
         self._is_known[batch.slots] = True
-        return hidden, contexts
+        return [trees[index].best() if index in trees else DraftTree.empty() for index in range(len(asked))]
+
+    def _context_of(self, part: HeadRows) -> np.ndarray:
+        """Slots that the head has keys and values in after these rows, int64."""
+        earlier = part.slots[: part.begin]
+        return np.concatenate([earlier[self._is_known[earlier]], part.slots[part.begin :]])
+
+    def _top_k(self, trees: Sequences[_Tree]) -> int:
+        return min(self.options.top_k, max(tree.max_nodes for tree in trees), self._outputs.num_outputs)
 
     def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray) -> None:
         """hidden [rows, h]; root_rows int64 [trees]: those of the roots."""
-        top_k = min(self.options.top_k, max(tree.max_nodes for tree in trees), self._num_outputs)
-        if self._arenas is not None:
-            self._grow_on_device(self._arenas[1], trees, hidden, root_rows, top_k)
-            return
+        top_k = self._top_k(trees)
         hidden = hidden[self._index(root_rows)]
         scores, tokens = self._children(hidden, len(trees), top_k)
         for row, tree in enumerate(trees):
@@ -246,25 +252,52 @@ class EagleDrafter(Drafter[HeadRows]):
         padding = row_tier(num_rows) - len(hidden)
         if padding > 0:
             hidden = torch.cat([hidden, hidden[:1].expand(padding, -1)])
-        scores, tokens = self._likeliest(hidden[: row_tier(num_rows)], top_k)
+        scores, tokens = self._outputs.likeliest(hidden[: row_tier(num_rows)], top_k)
         return scores[:num_rows].cpu().numpy(), tokens[:num_rows].cpu().numpy()
 
-    def _likeliest(self, hidden: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `_children`, of all rows and on the device."""
-        logits = self._head.logits(hidden, self._output_layer).float()
-        top = logits.topk(top_k, dim=-1)
-        scores = (top.values - logits.logsumexp(dim=-1, keepdim=True)).clamp_(max=0.0).double()
-        return scores, top.indices if self._head.draft_ids is None else self._head.draft_ids[top.indices]
-
-    def _forward_on_device(
-        self, arena: Arena, batch: PackedBatch, features: torch.Tensor, feature_rows: np.ndarray
-    ) -> torch.Tensor:
-        """As `_forward`, by one copy to the device."""
+    def _run_on_device(
+        self,
+        arena: Arena,
+        batch: PackedBatch,
+        feature_rows: np.ndarray,
+        groups: Sequences[tuple[Sequences[_Tree], np.ndarray]],
+        may_record: bool,
+    ) -> None:
+        """Compute the rows and grow groups of trees from root rows, int64 [trees]: one copy up, launches that read
+        nothing of the host, and one copy down."""
         more = [Part(feature_rows, (row_tier(batch.num_rows),))]
+        top_ks = [self._top_k(trees) for trees, _ in groups]
+        for (trees, root_rows), top_k in zip(groups, top_ks, strict=True):
+            more += root_parts(_roots(trees, root_rows), self.options.depth, top_k, self._kv.padding_slot)
         nothing = np.empty((2, 0), np.int64)
         inputs = send_inputs(arena, batch, nothing[0], 1, nothing, self._kv.padding_slot, more)
-        level = Level(inputs.token_ids, inputs.positions, inputs.more[0], inputs.rows, inputs.max_context)
-        return self._compute(level, features)
+        size = len(Sent._fields)
+        sent = [Sent(*inputs.more[first : first + size]) for first in range(1, len(inputs.more), size)]
+        kept = self.tap.close()
+
+        def launch() -> torch.Tensor | None:
+            features = torch.cat([torch.cat(of_layer) for of_layer in kept], dim=-1)
+            level = Level(inputs.token_ids, inputs.positions, inputs.more[0], inputs.rows, inputs.max_context)
+            hidden = self._compute(level, features)
+            grown = [
+                grow(roots, hidden, top_k, self._outputs.likeliest, self._compute).flatten()
+                for roots, top_k in zip(sent, top_ks, strict=True)
+            ]
+            return torch.cat(grown) if grown else None
+
+        if self.launches is None or not may_record:
+            grown = launch()
+        else:
+            places = tuple([(part.data_ptr(), part.shape) for of_layer in kept for part in of_layer])
+            grown = self.launches.run((inputs.key, tuple(top_ks), places), launch)
+        if grown is None:
+            return
+        values = grown.cpu().numpy()
+        for (trees, _), roots, top_k in zip(groups, sent, top_ks, strict=True):
+            shape = (3, len(roots.root_rows), num_nodes(self.options.depth, top_k))
+            own, values = values[: math.prod(shape)].reshape(shape), values[math.prod(shape) :]
+            for tree, tokens, parents, scores in zip(trees, *candidates(own, len(trees)), strict=True):
+                tree.tokens, tree.parents, tree.scores = tokens, parents, scores
 
     def _compute(self, level: Level, features: torch.Tensor) -> torch.Tensor:
         """Hidden states of rows that are on the device, [rows, h]."""
@@ -277,26 +310,6 @@ class EagleDrafter(Drafter[HeadRows]):
             paged_plan=TreePlan(level.rows, self._kv, 1, level.max_context),
         )[0]
         return hidden
-
-    def _grow_on_device(
-        self, arena: Arena, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray, top_k: int
-    ) -> None:
-        roots = [
-            Root(row, tree.position, tree.context, tree.first_slot)
-            for row, tree in zip(root_rows.tolist(), trees, strict=True)
-        ]
-        found = grow(
-            arena,
-            roots,
-            hidden,
-            depth=self.options.depth,
-            top_k=top_k,
-            padding_slot=self._kv.padding_slot,
-            children=self._likeliest,
-            forward=self._compute,
-        )
-        for tree, tokens, parents, scores in zip(trees, *found, strict=True):
-            tree.tokens, tree.parents, tree.scores = tokens, parents, scores
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -341,6 +354,13 @@ def _pack(
         ancestors=ancestors,
         node_positions=np.zeros((len(contexts), 64 * ancestors.shape[1]), np.int32),
     )
+
+
+def _roots(trees: Sequences[_Tree], rows: np.ndarray) -> list[Root]:
+    """rows: int64 [trees]"""
+    return [
+        Root(row, tree.position, tree.context, tree.first_slot) for row, tree in zip(rows.tolist(), trees, strict=True)
+    ]
 
 
 def _is_same(own: nn.Embedding, other: nn.Module) -> bool:

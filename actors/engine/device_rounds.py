@@ -1,7 +1,8 @@
 """Rounds on an accelerator: one copy up, launches that read nothing of the host, one copy down.
 
-With tensor parallelism each rank draws from its share of the vocabulary, and ranks exchange one key for each row, and
-the likeliest tokens of their shares where these are asked for. Only truncation and kept logits need whole rows.
+With tensor parallelism each rank draws from its share of the vocabulary, and ranks exchange a few words a row, and the
+likeliest tokens of their shares where these are asked for. Kept logits need whole rows. So does, in a second launch, a
+tree whose walk comes to a row that these words do not tell the token of.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
 from actors.models.collectives import gather_ranks
-from actors.sampling.device_sampling import NO_TREE, best_of_shard, draw_packed, tokens_of_shards, walk_trees
+from actors.sampling.device_sampling import NO_TREE, draw, draw_packed, walk_trees
+from actors.sampling.device_shards import Shard, draw_from_shards, num_leaders
 from actors.sampling.device_successors import likeliest_of, merged, summarize
 from actors.sampling.packed_rows import pack_sampling
 
@@ -34,6 +36,15 @@ class _Shape(NamedTuple):
     successors: int
     keeps_logits: bool
     is_sharded: bool  # ranks draw from their shares of the vocabulary
+    leaders: int  # then, of each rank, as of `num_leaders`
+
+
+class _Launched(NamedTuple):
+    """A round's results on the device, in memory that the next round may reuse."""
+
+    result: torch.Tensor  # int64: walked trees, [trees, 2 + nodes], then successors as of `likeliest_of`, [logits, k]
+    drawn: torch.Tensor  # int64 [logits]; negative: not told
+    logits: torch.Tensor | None  # kept whole, or of this rank's share where tokens may be missing
 
 
 class DeviceRounds:
@@ -58,24 +69,43 @@ class DeviceRounds:
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
         inputs = self._runner.send(batch, rows, num_logits, more)
-        result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
-        values = result.cpu().numpy()
+        launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
+        values = launched.result.cpu().numpy()
         size = num_trees * (2 + shape.nodes)
         walked = values[:size].reshape(num_trees, 2 + shape.nodes)
         own = len(draws.trees.offsets) - 1
+        unfinished = np.flatnonzero(walked[:own, 1] < 0)
+        if len(unfinished):
+            self._redraw(draws, unfinished, launched, inputs, shape)
+            walked = _walked(launched.result, num_trees, shape).cpu().numpy()
         paths = [row[2 : 2 + row[0]].astype(np.int32) for row in walked[:own]]
         return Emitted(
             next_tokens=walked[:own, 1].tolist(),
             paths=paths,
             successors=_successors(values[size:].reshape(num_logits, -1)[: len(rows)]),
-            logits=logits,
+            logits=launched.logits if draws.keeps_logits else None,
         )
+
+    @torch.inference_mode()
+    def _redraw(
+        self, draws: Draws, trees: np.ndarray, launched: _Launched, inputs: DeviceInputs, shape: _Shape
+    ) -> None:
+        """Draw the missing tokens of some trees (int64 [n]) from whole rows, and walk again. On all ranks at once."""
+        shard = self._runner.vocabulary_shard
+        assert shard is not None
+        assert launched.logits is not None
+        offsets = draws.trees.offsets
+        rows = np.concatenate([np.arange(offsets[tree] + tree, offsets[tree + 1] + tree + 1) for tree in trees])
+        rows = rows[launched.drawn.cpu().numpy()[rows] < 0]
+        places = torch.from_numpy(rows).to(launched.drawn.device)
+        whole = shard.gather(launched.logits[places])
+        launched.drawn[places] = draw(whole, draws.sampling.take(rows)).tokens
+        _walk(launched.drawn, inputs, shape, launched.result)
 
     def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:
         sampling, trees = draws.sampling, draws.trees
         shard = self._runner.vocabulary_shard
-        # The rest is asked of whole rows.
-        is_sharded = not (shard is None or sampling.truncates.any() or draws.keeps_logits)
+        is_sharded = shard is not None and not draws.keeps_logits
         ids = shard.ids if shard is not None and is_sharded else None
         packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
         more = [
@@ -91,6 +121,7 @@ class DeviceRounds:
             successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
+            leaders=num_leaders(sampling) if is_sharded else 0,
         )
 
     def _compute(self, inputs: DeviceInputs) -> None:
@@ -98,25 +129,25 @@ class DeviceRounds:
         self._runner.compute(inputs)
 
     @torch.inference_mode()
-    def _launch(self, inputs: DeviceInputs, shape: _Shape) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """int64: walked trees, [trees, 2 + nodes], then successors as of `likeliest_of`, [logits, successors]; and the
-        logits if they are kept."""
-        packed, tokens, parents, offsets = inputs.more
+    def _launch(self, inputs: DeviceInputs, shape: _Shape) -> _Launched:
+        packed, _, _, offsets = inputs.more
         logits = self._runner.compute(inputs)
-        trees = (len(offsets) - 1, 2 + shape.nodes)
-        result = logits.new_empty(trees[0] * trees[1] + len(logits) * shape.successors, dtype=torch.int64)
+        size = (len(offsets) - 1) * (2 + shape.nodes)
+        result = logits.new_empty(size + len(logits) * shape.successors, dtype=torch.int64)
         if shape.successors:
-            likeliest_of(self._summaries(logits, shape.successors), result[trees[0] * trees[1] :].view(len(logits), -1))
+            likeliest_of(self._summaries(logits, shape.successors), result[size:].view(len(logits), -1))
         shard = self._runner.vocabulary_shard
+        keeps_logits = shape.keeps_logits
         if shard is not None and shape.is_sharded:
-            best = best_of_shard(logits, packed, num_slots=shape.adjusted_rows, first_id=shard.first_id)
-            drawn = tokens_of_shards(gather_ranks(best))
+            own = Shard(logits, packed, shard.first_id, shape.adjusted_rows)
+            drawn = draw_from_shards(own, shape.leaders, shard.out_features, gather_ranks)
+            keeps_logits = shape.leaders > 1
         else:
             if shard is not None:
                 logits = shard.gather(logits)
             drawn = draw_packed(logits, packed, num_slots=shape.adjusted_rows, truncates=shape.truncates).tokens
-        walk_trees(drawn, tokens, parents, offsets, result[: trees[0] * trees[1]].view(trees))
-        return result, logits if shape.keeps_logits else None
+        _walk(drawn, inputs, shape, result)
+        return _Launched(result, drawn, logits if keeps_logits else None)
 
     def _summaries(self, logits: torch.Tensor, k: int) -> torch.Tensor:
         """Of the whole vocabulary. logits: of this rank's share."""
@@ -124,6 +155,17 @@ class DeviceRounds:
         if shard is None:
             return summarize(logits, k)
         return gather_ranks(merged(summarize(logits, k, shard.first_id)))
+
+
+def _walk(drawn: torch.Tensor, inputs: DeviceInputs, shape: _Shape, result: torch.Tensor) -> None:
+    """Fill the walked trees of `result`. A walk ends at a row without a token."""
+    _, tokens, parents, offsets = inputs.more
+    walk_trees(drawn, tokens, parents, offsets, _walked(result, len(offsets) - 1, shape))
+
+
+def _walked(result: torch.Tensor, num_trees: int, shape: _Shape) -> torch.Tensor:
+    """[trees, 2 + nodes]"""
+    return result[: num_trees * (2 + shape.nodes)].view(num_trees, -1)
 
 
 def _successors(values: np.ndarray) -> Successors | None:

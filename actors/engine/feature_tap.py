@@ -17,7 +17,7 @@ Kept = dict[int, tuple[torch.Tensor, ...]]  # of each layer (-1: the last output
 class FeatureTap:
     """Captures the inputs of some decoder layers, or the last hidden state, through hooks.
 
-    Only forwards between `open` and `take` are captured.
+    Only forwards between `open` and `close` or `take` are captured.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequences[int] | None) -> None:
@@ -36,11 +36,15 @@ class FeatureTap:
         self.kept = {}
         self.is_open = True
 
-    def take(self, num_rows: int) -> torch.Tensor:
-        """Features of the first `num_rows` rows computed since `open`, [num_rows, size]."""
+    def close(self) -> list[tuple[torch.Tensor, ...]]:
+        """What was captured since `open`: for each layer, rows of each forward, [rows, h]."""
         kept, self.kept = self.kept, {}
         self.is_open = False
-        return torch.cat([torch.cat(kept[layer])[:num_rows] for layer in self._order], dim=-1)
+        return [kept[layer] for layer in self._order]
+
+    def take(self, num_rows: int) -> torch.Tensor:
+        """Features of the first `num_rows` rows computed since `open`, [num_rows, size]."""
+        return torch.cat([torch.cat(of_layer)[:num_rows] for of_layer in self.close()], dim=-1)
 
     def _keep(self, layer: int, hidden: torch.Tensor) -> None:
         if self.is_open:

@@ -10,6 +10,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.engine.feature_tap import FeatureTap
+from actors.engine.recorded_launches import RecordedLaunches
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class HiddenStateDrafter(Protocol):
     """Has keys and values in the same slots as the target, and drafts from features of the last rows."""
 
     tap: FeatureTap  # on the target's model
+    launches: RecordedLaunches | None  # given by the engine where it records its own
 
     def computed(self, slots: np.ndarray) -> None:
         """The target has overwritten these slots (int64)."""

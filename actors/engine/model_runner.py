@@ -107,6 +107,11 @@ class ModelRunner:
             self._launches = RecordedLaunches(CudaGraphs())
 
     @property
+    def launches(self) -> RecordedLaunches | None:
+        """Where launches are recorded."""
+        return self._launches
+
+    @property
     def num_outputs(self) -> int:
         """Columns of the logits."""
         return int(self.model.get_output_embeddings().out_features)

@@ -60,6 +60,10 @@ class RecordedLaunches:
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self._has_failed = False
 
+    def beside(self, most: int) -> RecordedLaunches:
+        """For other launches in the same memory, which never run at the same time. Failures of either are its own."""
+        return RecordedLaunches(self._recorder, most)
+
     def run(self, key: Hashable, launch: Callable[[], Result]) -> Result:
         """What `launch` returns, in tensors that hold until the next launches of any key."""
         recorded = self._recorded.get(key)

@@ -34,6 +34,7 @@ from actors.sampling.verification import verify_rejections
 logger = logging.getLogger(__name__)
 
 _NO_TOKENS = no_tokens()
+_MOST_RECORDED_DRAFTS = 32
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False):
@@ -60,10 +61,10 @@ class TargetEngine:
     """Sequences, their KV blocks and the model. One call of `verify` is one round.
 
     With tensor parallelism every rank runs the same batches in the same order, and rank 0 says what was sampled. The
-    other ranks learn which draft nodes were accepted from the next round's tokens.
+    other ranks learn which draft nodes were accepted from the next round's tokens, if not from their own samples.
     """
 
-    def __init__(self, model: PreTrainedModel, options: EngineOptions, samples: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, options: EngineOptions, rank: int = 0, num_ranks: int = 1) -> None:
         self.options = options
         self.model = model
         self.vocab_size = int(model.get_output_embeddings().out_features)
@@ -73,7 +74,7 @@ class TargetEngine:
         )
         self._rounds = _rounds_of(self._runner, self.vocab_size)
         self._clock = RoundClock(self._runner.device)
-        self._samples = samples
+        self._rank, self._num_ranks = rank, num_ranks
         self.eagle_head: HiddenStateDrafter | None = None
         self._eagle_head_has_failed = False
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
@@ -83,6 +84,8 @@ class TargetEngine:
         self.eagle_head = head
         if isinstance(self._runner, ModelRunner):
             self._runner.tap = head.tap
+            launches = self._runner.launches
+            head.launches = None if launches is None else launches.beside(_MOST_RECORDED_DRAFTS)
 
     @property
     def row_steps(self) -> list[int]:
@@ -165,10 +168,10 @@ class TargetEngine:
         draws = self._draws(emitting, num_successors)
         emitted = self._rounds.run([part.rows for part in parts], wanted, draws)
         outcome, outcomes = _Outcome(), {}
-        if draws is not None and emitted is not None and self._samples:
+        if draws is not None and emitted is not None:
             outcomes = self._outcomes(emitting, draws, emitted)
             outcome.successors = emitted.successors
-        if self.eagle_head is not None and self._samples:
+        if self.eagle_head is not None:
             self._draft(self.eagle_head, parts, outcomes, outcome)
         for part in parts:
             rows, sequence = part.rows, part.rows.sequence
@@ -195,7 +198,8 @@ class TargetEngine:
         outcomes: dict[int, tuple[int, np.ndarray]],
         outcome: _Outcome,
     ) -> None:
-        """Let the head read the committed rows and draft after them. If it fails, its drafts are missing."""
+        """Let the head read the committed rows and draft after them. If it fails, its drafts are missing; of several
+        ranks, which exchange what it computes, all fail."""
         seen = [part for part in parts if part.item.head_nodes >= 0]
         if not seen:
             return
@@ -207,6 +211,8 @@ class TargetEngine:
                     outcome.drafted_seq_ids.append(part.rows.sequence.seq_id)
                     outcome.drafts.append(tree)
         except Exception:
+            if self._num_ranks > 1:
+                raise
             if not self._eagle_head_has_failed:
                 self._eagle_head_has_failed = True
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
@@ -214,7 +220,8 @@ class TargetEngine:
 
     def _draws(self, emitting: Sequences[_Part], num_successors: int) -> Draws | None:
         """None where nothing is drawn."""
-        if not emitting or not (self._samples or self._rounds.draw_on_all_ranks):
+        # Every rank's head needs the round's tokens.
+        if not emitting or not (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head):
             return None
         trees = _trees_of(emitting)
         return Draws(

@@ -7,8 +7,7 @@ machine in its own way. The kernels take them in float64 and round, so all devic
 The number of launches does not depend on the number of rows, no launch depends on data, and nothing waits for the
 device. Parameters of all rows go up as one tensor (`packed_rows`).
 
-With a vocabulary in shards each gives away its `best_of_shard`, one int64 a row; `tokens_of_shards` finds the tokens
-among those of all shards. Rows that truncate need the scores of all shards in one place.
+`device_shards` draws from a vocabulary in shards.
 
 Each launch is one operator of torch (`paceline::sample_...`), so that tracing and counting see what runs. Runs on a CPU
 under Triton's interpreter (TRITON_INTERPRET=1 before the first import of triton).
@@ -77,7 +76,7 @@ def draw_packed(
     [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column c may be drawn; None: all may.
     """
     ops = torch.ops.paceline
-    logits = _dense(logits)
+    logits = dense(logits)
     bests, adjusted, counts, masses, sums = ops.sample_score(
         logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, 0
     )
@@ -87,16 +86,6 @@ def draw_packed(
         bests = ops.sample_draw(logits, packed, allowed, token_ids, adjusted, bests, peaks, cuts)
     tokens, logprobs = ops.sample_reduce(bests, logits, token_ids, sums)
     return Drawn(tokens, logprobs if with_logprobs else None)
-
-
-def best_of_shard(logits: Tensor, packed: Tensor, *, num_slots: int, first_id: int) -> Tensor:
-    """What `tokens_of_shards` compares, int64 [R], of a shard of the vocabulary; no row truncates.
-
-    first_id: of column 0. Others as for `draw_packed`.
-    """
-    bests = torch.ops.paceline.sample_score(_dense(logits), packed, None, None, num_slots, False, False, first_id)[0]
-    best: Tensor = bests.amax(dim=1)
-    return best
 
 
 def likeliest_packed(
@@ -110,7 +99,7 @@ def likeliest_packed(
 ) -> tuple[Tensor, Tensor]:
     """`sampler.likeliest_tokens` by parameters that are on the device; arguments as for `draw_packed`."""
     ops = torch.ops.paceline
-    logits = _dense(logits)
+    logits = dense(logits)
     adjusted, peaks, cuts = logits.new_empty(0, dtype=torch.float32), None, None
     if num_slots or truncates:
         bests, adjusted, counts, masses, _ = ops.sample_score(
@@ -125,15 +114,9 @@ def likeliest_packed(
     return columns if token_ids is None else token_ids[columns], probs
 
 
-def _dense(logits: Tensor) -> Tensor:
+def dense(logits: Tensor) -> Tensor:
     logits = logits.detach()
     return logits if logits.stride(-1) == 1 else logits.contiguous()
-
-
-def tokens_of_shards(best_keys: Tensor) -> Tensor:
-    """Tokens, int64 [R], from the `best_of_shard` of all shards, int64 [shards, R]; lowest id of equals."""
-    tokens: Tensor = torch.ops.paceline.sample_reduce(best_keys.t(), best_keys, None, None)[0]
-    return tokens
 
 
 def walk_trees(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, walked: Tensor) -> None:
@@ -148,7 +131,8 @@ def walk_trees(drawn: Tensor, tokens: Tensor, parents: Tensor, offsets: Tensor, 
 
 
 def num_tiles(width: int) -> int:
-    return -(-width // TILE)
+    """At least 1: a shard of the vocabulary may have no columns."""
+    return max(1, -(-width // TILE))
 
 
 def power_of_two(count: int) -> int:
@@ -157,9 +141,9 @@ def power_of_two(count: int) -> int:
 
 def launch_kernel(kernel: str, grid: tuple[int, ...], *arguments: Any, num_warps: int = 8, **constants: Any) -> None:
     # Imported late: machines without a GPU may have no triton.
-    from actors.sampling import successor_kernels, triton_kernels
+    from actors.sampling import shard_kernels, successor_kernels, triton_kernels
 
-    home = triton_kernels if hasattr(triton_kernels, kernel) else successor_kernels
+    home = next(home for home in (triton_kernels, successor_kernels, shard_kernels) if hasattr(home, kernel))
     getattr(home, kernel)[grid](*arguments, **constants, num_warps=num_warps, enable_fp_fusion=False)
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actors.sampling.device_sampling import TILE, launch_kernel, num_tiles, power_of_two, register_operator
+from actors.sampling.device_sampling import TILE, dense, launch_kernel, num_tiles, power_of_two, register_operator
 
 
 def summarize(logits: Tensor, k: int, first_id: int = 0) -> Tensor:
     """int64 [parts, R, 1 + k]. logits: [R, V], of any floating dtype. first_id: of column 0."""
-    dense = logits if logits.stride(-1) == 1 else logits.contiguous()
-    summaries: Tensor = torch.ops.paceline.summarize(dense, k, first_id)
+    summaries: Tensor = torch.ops.paceline.summarize(dense(logits), k, first_id)
     return summaries.transpose(0, 1)
 
 
@@ -43,7 +42,7 @@ def _summarize(logits: Tensor, k: int, first_id: int) -> Tensor:
 
 
 def _fake_summarize(logits: Tensor, k: int, first_id: int) -> Tensor:
-    return logits.new_empty(len(logits), max(1, num_tiles(logits.shape[1])), 1 + k, dtype=torch.int64)
+    return logits.new_empty(len(logits), num_tiles(logits.shape[1]), 1 + k, dtype=torch.int64)
 
 
 def _merge_summaries(summaries: Tensor) -> Tensor:

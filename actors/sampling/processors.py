@@ -60,7 +60,7 @@ def columns_of(tokens: np.ndarray, num_columns: int, token_ids: np.ndarray | Non
     each column; None: its index."""
     if token_ids is None:
         return np.where((tokens >= 0) & (tokens < num_columns), tokens, -1)
-    table = np.full(max(int(token_ids.max()), int(tokens.max())) + 1, -1, np.int64)
+    table = np.full(max(int(token_ids.max(initial=-1)), int(tokens.max())) + 1, -1, np.int64)
     table[token_ids] = np.arange(num_columns)
     return np.where(tokens >= 0, table[tokens], -1)
 

@@ -142,6 +142,11 @@ def _int(words, row, field: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def row_truncates(words, row):  # type: ignore[no-untyped-def]
+    return (_int(words, row, _FLAGS) & TRUNCATES) != 0
+
+
+@triton.jit
 def _top_p(words, row):  # type: ignore[no-untyped-def]
     return tl.load(words.to(tl.pointer_type(tl.float64), bitcast=True) + row * _ROW_WORDS + _TOP_P)
 
@@ -250,7 +255,7 @@ def histogram_kernel(  # type: ignore[no-untyped-def]
     peak = tl.where(peak == -_INFINITY, 0.0, peak)
     if tile == 0:
         tl.store(peaks + row, peak)
-    if (_int(words, row, _FLAGS) & TRUNCATES) != 0:
+    if row_truncates(words, row):
         has_top_k = tl.load(words + row * _ROW_WORDS + _TOP_K) > 0
         has_top_p = _top_p(words, row) < 1.0
         if has_top_k | has_top_p:
@@ -392,7 +397,7 @@ def cut_kernel(  # type: ignore[no-untyped-def]
     """Where top-k and top-p cut one row, as `processors.process_logits` does."""
     row = tl.program_id(0)
     cut = _LEAST + tl.zeros([], tl.int64)
-    if (_int(words, row, _FLAGS) & TRUNCATES) != 0:
+    if row_truncates(words, row):
         peak = tl.load(peaks + row)
         aside = kept_aside + row.to(tl.int64) * MAX_CANDIDATES
         top_k = tl.load(words + row * _ROW_WORDS + _TOP_K)
@@ -439,7 +444,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(1)
     place = row * tl.num_programs(0) + tile
     best = tl.load(bests + place)
-    if (_int(words, row, _FLAGS) & TRUNCATES) != 0:
+    if row_truncates(words, row):
         columns = tile * BLOCK + tl.arange(0, BLOCK)
         scores = _scores(logits, stride, words, allowed, adjusted, row, columns, width, HAS_MASK)
         is_kept = _order_keys(scores, columns) >= tl.load(cuts + row)

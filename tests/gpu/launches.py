@@ -27,13 +27,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 
+from actors.eagle.eagle_drafter import EagleDrafter
+from actors.eagle.eagle_head import EagleHead
 from actors.engine.compiled import opaque_attention
 from actors.engine.compiled.layers import compile_model
 from actors.engine.compiled.merged_linears import share_products
+from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.options import AttentionBackend, EngineOptions
+from actors.engine.row_tiers import row_tier
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
+from actors.options import EagleOptions
 from paceline_testing.drafting import tree_to_verify
 from tests.gpu.triton_codegen import launches_of
 
@@ -239,6 +244,30 @@ def round_of(
             result = engine.verify(VerifyBatch(number + 2, items, num_successors=successors))
         assert [verdict.rows for verdict in result.verdicts] == [1 + nodes] * sequences, result
     engine.verify(VerifyBatch(0, [], [index + 1 for index in range(sequences)]))
+    return mode
+
+
+def head_round_of(shape: str, *, sequences: int, depth: int, top_k: int = 10, context: int = 64) -> Counting:
+    """What the drafts of an EAGLE head cost, whose output layer is the target's, after one committed token each."""
+    with torch.device("meta"):
+        model = model_of(shape, 2).eval()
+        size = model.config.hidden_size
+        config = LlamaConfig(hidden_size=size, intermediate_size=size, num_attention_heads=32, head_dim=128)
+        head = EagleHead(config, "eagle", 2, None).to(torch.bfloat16)
+    head.rotary_emb.to("meta")
+    drafter = EagleDrafter(
+        model, head, sequences * context, EagleOptions(depth=depth, top_k=top_k), attention="triton_tree"
+    )
+    asked = []
+    for sequence in range(sequences):
+        slots = np.arange(context) + sequence * context
+        asked.append(HeadRows(context - 1, np.array([1]), np.array([sequence]), slots, 59))
+    for _ in range(2):  # the first time constants go up, too
+        drafter.tap.open()
+        with torch.inference_mode():
+            model.base_model(torch.zeros((1, row_tier(sequences)), dtype=torch.int64, device="meta"))
+        with counted() as mode, torch.inference_mode():
+            drafter.propose(asked)
     return mode
 
 

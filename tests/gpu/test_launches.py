@@ -11,11 +11,12 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from actors.eagle.head_outputs import HeadOutputs
 from actors.engine.device_rounds import DeviceRounds
 from actors.engine.model_runner import ModelRunner
 from actors.engine.rank_group import leave_group
 from tests.gpu import launches
-from tests.gpu.launches import CASES, LAYERS, SHAPES, counted, engine_of, round_of, row_of
+from tests.gpu.launches import CASES, LAYERS, SHAPES, counted, engine_of, head_round_of, round_of, row_of
 
 ONE_COPY_EACH_WAY = {"copies up": 1, "copies back": 1, "waits": 0, "copies a layer": 0}
 MOST_OUTSIDE = 20
@@ -90,6 +91,14 @@ def test_successors_are_two_launches_and_two_more_of_ranks(shape, number):
     assert asked["gather_columns"] == 0, "whole rows of logits"
 
 
+@needs_triton
+def test_sampled_rounds_of_ranks_gather_no_logits():
+    case = {"sequences": 8, "nodes": 7, **ON_DEVICE}
+    sampled, greedy = (round_of("70B/8", 2, sampled=sampled, **case).kernels for sampled in (True, False))
+    assert sampled["gather_columns"] == greedy["gather_columns"] == 0
+    assert (sampled["gather_ranks"], greedy["gather_ranks"]) == (3, 2)  # one of them for the successors
+
+
 def test_on_the_host_a_layer_costs_as_many_kernels_whatever_the_number_of_sequences():
     few, many = (row_of("8B", sequences, True, 7) for sequences in (8, 32))
     assert few["kernels a layer"] == many["kernels a layer"] <= few["unpatched"] + 4
@@ -133,6 +142,38 @@ def test_a_copy_or_wait_more_in_a_round_exceeds_a_limit(monkeypatch, plant):
     row = row_of("8B", 1, False, 7, **ON_DEVICE)
     with pytest.raises(AssertionError):
         check(row | {"compiled": False})
+
+
+def head_levels(shape: str, sequences: int) -> dict:
+    """Kernels a level of a head's trees, and copies and waits of all its drafts."""
+    few, many = (head_round_of(shape, sequences=sequences, depth=depth).counts for depth in (3, 7))
+    others = [{name: count for name, count in counts.items() if name != "kernels"} for counts in (few, many)]
+    assert others[0] == others[1]
+    return {"kernels a level": (many["kernels"] - few["kernels"]) / 4} | others[0]
+
+
+@needs_triton
+@pytest.mark.parametrize(("shape", "kernels"), [("8B", 65), ("70B/8", 80)])
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_drafts_of_a_head_are_one_copy_each_way_and_as_many_launches_a_level(shape, kernels, sequences):
+    """Those of a rank also exchange embeddings and the likeliest tokens."""
+    levels = head_levels(shape, sequences)
+    assert levels.pop("kernels a level") <= kernels
+    assert levels == {"copies up": 1, "copies back": 1}
+
+
+@needs_triton
+@pytest.mark.parametrize("plant", [to_device, to_host, wait], ids=lambda plant: plant.__name__)
+def test_a_copy_or_wait_more_in_a_level_is_seen(monkeypatch, plant):
+    plain = HeadOutputs.likeliest
+
+    def planted(self, hidden, k):
+        plant(hidden)
+        return plain(self, hidden, k)
+
+    monkeypatch.setattr(HeadOutputs, "likeliest", planted)
+    counts = head_round_of("8B", sequences=1, depth=3).counts
+    assert sum(counts[name] for name in ("copies up", "copies back", "waits")) == 2 + 4
 
 
 @needs_triton

@@ -121,9 +121,6 @@
 {{- fail (printf "networkPolicy.enabled needs networkPolicy.egress: a rule to the Redis of config.cache.url, %s" $config.cache.url) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (gt $ranks 1) (ne "none" (dig "eagle_head" "none" $config.target)) -}}
-{{- fail (printf "config.target.eagle_head is %s; it needs config.target.tensor_parallel 1, which is %d" $config.target.eagle_head $ranks) -}}
-{{- end -}}
 {{- range $group := list "pods" "head" "router" "target" "draft" -}}
 {{- range $list := list "initContainers" "sidecars" -}}
 {{- range $container := default list (get (get $values $group) $list) -}}

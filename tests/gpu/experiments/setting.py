@@ -76,11 +76,10 @@ class Setting:
         tokens: int,
         attention: AttentionBackend = "triton_tree",
         is_eager: bool = True,
-        samples: bool = True,
     ) -> TargetEngine:
         """tokens: that the KV cache has room for."""
         options = EngineOptions(-(-tokens // BLOCK) + 1, BLOCK, attention=attention, is_eager=is_eager)
-        return TargetEngine(model, options, samples=samples)
+        return TargetEngine(model, options)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":

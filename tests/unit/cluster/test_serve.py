@@ -173,8 +173,6 @@ def test_a_head_joins_auto_and_asking_for_one_that_is_not_there_is_an_error(mode
         plan_with_head(model, "none", ["eagle"])
     with pytest.raises(ModelError, match=r"target.eagle_head '/no/such/head': there is no such directory"):
         plan_with_head(model, "/no/such/head", ["auto"])
-    with pytest.raises(ValueError, match=r"eagle_head is .* with tensor_parallel 2; it needs 1"):
-        plan_with_head(model, tmp_path, ["auto"], tensor_parallel=2)
 
 
 def plan_on_gpus(model, target=None, draft=None):

@@ -12,15 +12,19 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree
+from actors.eagle import eagle_drafter
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import load_eagle_head
+from actors.engine import model_runner
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.options import EngineOptions
+from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
-from actors.options import EagleOptions, TargetOptions
+from actors.options import EagleOptions
 from paceline_testing.drafting import paths_of
 from paceline_testing.integrity import check_integrity
+from paceline_testing.op_graph import OpGraphs
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
 from tests.gpu.launches import counted
 
@@ -343,7 +347,7 @@ def test_more_expanded_nodes_than_a_word_has_bits_and_more_children_than_outputs
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_a_tree_on_a_device_takes_two_copies_up_and_one_down_whatever_its_depth(tmp_path, depth):
+def test_a_tree_on_a_device_takes_one_copy_up_and_one_down_whatever_its_depth(tmp_path, depth):
     pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
     model = target_model()
     save_eagle_head(tmp_path, model.config, head_tensors("eagle3", model))
@@ -358,9 +362,41 @@ def test_a_tree_on_a_device_takes_two_copies_up_and_one_down_whatever_its_depth(
             model(torch.zeros((1, 9), dtype=torch.int64, device="meta"), paged_plan=None)
         with counted() as mode, torch.inference_mode():
             drafter.propose([HeadRows(0, slots + 1, slots, slots, max_nodes=8)] * 2)
-    assert mode.counts["copies up"] == 2
+    assert mode.counts["copies up"] == 1
     assert mode.counts["copies back"] == 1
     assert mode.counts["waits"] == 0
+
+
+@pytest.mark.parametrize("name", HEAD_KINDS)
+def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, triton_device, name):
+    """Two texts that come, go on with trees of any size, and end; the head's launches are replayed beside the
+    target's."""
+    for module in (model_runner, eagle_drafter):  # the CPU's own kernels are no operations of torch
+        monkeypatch.setattr(module, "replace_linears", lambda model: False)
+    monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
+    model = target_model()
+    save_eagle_head(tmp_path, model.config, head_tensors(name, model))
+    recorder, said = OpGraphs(), []
+    for is_recorded in (False, True):
+        model = target_model().to(triton_device)
+        options = EngineOptions(200, 4, attention="triton_tree")
+        head = load_eagle_head(tmp_path, model.config, device=str(triton_device))
+        engine = TargetEngine(model, options)
+        engine._runner._launches = RecordedLaunches(OpGraphs()) if is_recorded else None
+        engine.attach_head(EagleDrafter(model, head, options.num_slots, EagleOptions(depth=2, top_k=3), "triton_tree"))
+        assert (engine.eagle_head.launches is not None) == is_recorded
+        if is_recorded:
+            engine.eagle_head.launches = RecordedLaunches(recorder)  # which counts
+        rng = np.random.default_rng(3)
+        texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
+        rounds = []
+        for number in range(14):
+            drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
+            run(engine, texts, *[text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)])
+            rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])
+        said.append(rounds)
+    assert said[0] == said[1]
+    assert recorder.replays >= 4
 
 
 def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypatch, caplog):
@@ -381,8 +417,3 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
 def test_options_have_limits(options):
     with pytest.raises(ValidationError, match=rf"{next(iter(options))}\n.*than or equal to"):
         EagleOptions(**options)
-
-
-def test_a_target_on_several_ranks_takes_no_head(tmp_path):
-    with pytest.raises(ValidationError, match=r"eagle_head is '.*' with tensor_parallel 2; it needs 1"):
-        TargetOptions(tensor_parallel=2, eagle_head=str(tmp_path / "head"))

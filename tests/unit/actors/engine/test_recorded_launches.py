@@ -84,11 +84,11 @@ def torch_kernels(monkeypatch):
 @pytest.mark.parametrize("samples", [True, False])
 @pytest.mark.parametrize("are_recorded", [False, True])
 def test_a_prompt_longer_than_a_round_is_computed_in_parts(triton_device, are_recorded, samples):
-    """samples: False on the ranks of a group that say nothing."""
+    """samples: False on the ranks of a group that draw nothing."""
     said = []
     for attention in ("padded", "triton_tree"):
         engine = engine_with(attention, triton_device)
-        engine._samples = samples
+        engine._rank = 0 if samples else 1
         if attention == "triton_tree" and are_recorded:
             engine._runner._launches = RecordedLaunches(OpGraphs())
         rounds = Rounds(engine, 3, SAMPLINGS)

@@ -54,7 +54,7 @@ def test_nothing_of_it_stays_in_the_engine():
 
 
 def test_a_rank_that_does_not_sample_runs_the_same_forwards():
-    engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, True), samples=False)
+    engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, True), rank=1)
     assert [rows for rows, _ in warm_up(engine)] == [1, 4, 8, 16, 32]
 
 

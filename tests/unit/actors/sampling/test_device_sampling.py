@@ -23,17 +23,16 @@ from actors.messages import SamplingParams
 from actors.sampling import device_sampling, noise, sampler
 from actors.sampling.device_sampling import (
     NO_TREE,
-    best_of_shard,
     draw,
     draw_packed,
     likeliest_packed,
-    tokens_of_shards,
     walk_trees,
 )
 from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows, pack_sampling
 from actors.sampling.processors import columns_of, process_logits
-from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.rows import RowSampling
 from actors.sampling.verification import walk_tree
+from paceline_testing.sampled_rows import TRUNCATING, by_tensors, dtypes, logits_of, params, rows_with, shapes
 from tests.gpu.launches import Counting
 
 triton = pytest.importorskip("triton")
@@ -45,30 +44,6 @@ from actors.sampling.triton_kernels import gumbel  # noqa: E402  # needs triton
 few = settings(max_examples=20, derandomize=True, phases=[Phase.explicit, Phase.generate])
 DEVICE = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
 NARROW = 256  # columns of a program in most tests, for rows of several tiles
-HISTORY = np.array([3, 9, 9, 5, 77, 5, 2], np.int64)
-
-params = st.builds(
-    SamplingParams,
-    seed=st.integers(0, 2**64 - 1),
-    temperature=st.sampled_from([0.0, 0.3, 0.8, 1.0, 1.7, 40.0]),
-    top_k=st.sampled_from([0, 0, 1, 7, 200, 100_000]),
-    top_p=st.sampled_from([1.0, 1e-9, 0.5, 0.9, 0.999, 1.0 - 2.0**-53]),
-    min_p=st.sampled_from([0.0, 0.0, 0.02, 1.0]),
-    presence_penalty=st.sampled_from([0.0, 0.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.2]),
-    repetition_penalty=st.sampled_from([1.0, 1.4]),
-    logit_bias=st.sampled_from([(), ((3, 4.0), (9, -100.0), (700, 30.0), (5_000, 1.0))]),
-)
-TRUNCATING: list[dict[str, Any]] = [
-    {"top_k": 1},
-    {"top_k": 40, "temperature": 0.7},
-    {"top_p": 0.5},
-    {"top_p": 0.95, "temperature": 1.4},
-    {"top_p": 0.9, "logit_bias": ((3, 9.0), (4, 9.0))},
-    {"min_p": 0.03},
-    {"top_k": 300, "top_p": 0.9, "min_p": 0.001, "repetition_penalty": 1.3},
-    {"top_k": 450, "top_p": 0.999999},
-]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,43 +55,6 @@ def narrow_tiles() -> Iterator[None]:
 
 def put(values: np.ndarray | Tensor) -> Tensor:
     return torch.as_tensor(values).to(DEVICE)
-
-
-def by_tensors(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
-    columns = sampler._sample_densely(logits, rows, token_ids)
-    return columns if token_ids is None else token_ids[columns]
-
-
-def rows_with(options: list[SamplingParams], *, first_position: int = 7) -> RowSampling:
-    """A row of each of these, at successive positions, with ever longer paths."""
-    sequences = [SequenceSampling(one, 3) for one in options]
-    for sequence in sequences:
-        sequence.extend(HISTORY)
-    count = len(options)
-    positions = np.arange(count) + first_position
-    return rows_for(sequences, np.arange(count), positions, [HISTORY[:row] for row in range(count)])
-
-
-def logits_of(shape: str, num_rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(width)
-    logits = torch.randn(num_rows, width, generator=generator) * 3
-    if shape == "tied":
-        logits = (logits * 0.7).round()
-    elif shape == "masked":
-        logits = torch.where(torch.rand(num_rows, width, generator=generator) < 0.97, -math.inf, logits)
-    elif shape == "zeros":
-        logits = torch.where(logits > 0, 0.0, -0.0)
-    elif shape == "nothing allowed":
-        logits = torch.full_like(logits, -math.inf)
-    elif shape == "flat":
-        logits = logits * 1e-4
-    elif shape == "large":
-        logits = logits * 50 + 1_000
-    return logits.to(dtype)
-
-
-SHAPES = ["usual", "tied", "masked", "zeros", "nothing allowed", "flat", "large"]
-shapes, dtypes = st.sampled_from(SHAPES), st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
 @few
@@ -297,24 +235,6 @@ def test_rows_packed_into_a_larger_batch_draw_the_same_and_the_rest_are_argmax()
         pack_rows(rows, num_rows=1)
 
 
-@settings(few, max_examples=10)
-@given(
-    st.lists(st.integers(1, 699), max_size=3, unique=True).map(sorted),
-    st.lists(st.tuples(st.integers(0, 2**64 - 1), st.sampled_from([0.0, 0.7, 1.0])), min_size=1, max_size=3),
-    st.sampled_from(["usual", "tied", "zeros", "nothing allowed"]),
-)
-def test_any_split_of_the_vocabulary_draws_the_same_tokens(
-    cuts: list[int], options: list[tuple[int, float]], shape: str
-) -> None:
-    rows = rows_with([SamplingParams(seed, temperature=temperature) for seed, temperature in options])
-    logits = logits_of(shape, len(rows), 700)
-    packed = put(pack_rows(rows))
-    keys = []
-    for first, end in zip([0, *cuts], [*cuts, 700], strict=True):
-        keys.append(best_of_shard(put(logits)[:, first:end], packed, num_slots=0, first_id=first))
-    assert tokens_of_shards(torch.stack(keys)).tolist() == by_tensors(logits, rows).tolist()
-
-
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     size = draw(st.integers(0, 12))
@@ -387,7 +307,7 @@ COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import triton
-from actors.sampling import successor_kernels, triton_kernels
+from actors.sampling import shard_kernels, successor_kernels, triton_kernels
 
 ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted="*fp32", counts="*i32", masses="*i64",
             token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64", drawn="*i64",
@@ -396,15 +316,22 @@ ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted
 TREES = dict(drawn="*i64", tokens="*i32", parents="*i32", offsets="*i32", walked="*i64", width="i32")
 PARTS = dict(logits="*bf16", stride="i32", summaries="*i64", merged="*i64", width="i32", first_id="i32",
              row_stride="i32", part_stride="i32", num_parts="i32")
+SHARDS = dict(ROWS, leaders="*i64", parts="*i64", tallies="*i64", tokens="*i64")
 CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64,
-                 K=8, KEYS=8, IS_LAST=True)
-for name, types, warps in (("score", ROWS, 8), ("histogram", ROWS, 8), ("cut", ROWS, 16), ("draw", ROWS, 8),
-                           ("reduce", ROWS, 1), ("walk", TREES, 1), ("summary", PARTS, 8), ("merge", PARTS, 4)):
-    kernel = vars(triton_kernels if types is not PARTS else successor_kernels)[name + "_kernel"]
+                 KEYS=8, IS_LAST=True, SHARDS=6, POWER=8, CHUNK=16)
+WARPS = {
+    triton_kernels: (ROWS | TREES, 8, dict(score=8, histogram=8, cut=16, draw=8, reduce=1, walk=1)),
+    successor_kernels: (PARTS, 8, dict(summary=8, merge=4)),
+    shard_kernels: (SHARDS, 64, dict(leaders=8, merge_leaders=8, tally=8, join=8)),
+}
+for home, name in [(home, name) for home, (_, _, names) in WARPS.items() for name in names]:
+    types, k, warps = WARPS[home]
+    kernel = vars(home)[name + "_kernel"]
     signature = {argument: types.get(argument, "constexpr") for argument in kernel.arg_names}
-    constants = {(kernel.arg_names.index(key),): value for key, value in CONSTANTS.items() if key in kernel.arg_names}
+    given = CONSTANTS | dict(K=k)
+    constants = {(kernel.arg_names.index(key),): value for key, value in given.items() if key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    options = dict(num_warps=warps, enable_fp_fusion=False)
+    options = dict(num_warps=warps[name], enable_fp_fusion=False)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert built.asm["cubin"]
     assert "div.full" not in built.asm["ptx"], name  # not correctly rounded

@@ -765,10 +765,6 @@ def test_the_schema_holds_the_limits_of_the_configuration():
             },
             "needs networkPolicy.egress",
         ),
-        (
-            {"config": {"target": {"tensor_parallel": 2, "eagle_head": "/models/head"}}},
-            "config.target.eagle_head is /models/head; it needs config.target.tensor_parallel 1, which is 2",
-        ),
         ({"pods": {"sidecars": [{"name": "ray-worker"}]}}, "the chart has one of that name"),
         ({"target": {"resources": {"requests": {"nvidia.com/gpu": 1}}}}, "resources.limits must have it, too"),
         ({"head": {"resources": {"requests": {"cpu": "4"}}}}, "head.resources.requests.cpu is 4; .* the limit, 2"),

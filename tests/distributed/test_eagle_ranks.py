@@ -1,0 +1,175 @@
+"""Two ranks with a head give the tokens of one, and draft what one drafts, on the host and as on a device."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actors.build import build_target_engine
+from actors.draft_tree import DraftTree
+from actors.eagle import eagle_drafter
+from actors.engine import model_runner
+from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.errors import EngineBroken
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.models.source import ModelSource
+from actors.options import TargetGroupOptions
+from paceline_testing.integrity import check_integrity
+from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, tiny_eagle_tensors
+
+VOCAB = 131  # ranks have 66 and 65
+PROMPTS = ([5, 9, 33, 2], list(range(40, 63)))
+SAMPLINGS = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.7, top_p=0.9))
+ROUNDS = 6
+# EAGLE-1 has the target's output layer; the last has an embedding of its own, so it computes without the other rank.
+HEADS = {"eagle": {}, "eagle3": {}, "eagle3 reduced": {"draft_vocab_size": 70}, "eagle3 alone": {}}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("target")
+    model = make_tiny_model("llama", 4, VOCAB, 4, 48, 4, 2)
+    model.save_pretrained(path)
+    for name, options in HEADS.items():
+        tensors = tiny_eagle_tensors(model.config, name.split()[0], 9, **options)
+        if name == "eagle3 alone":
+            tensors["embed_tokens.weight"] = torch.randn(VOCAB, 48)
+        save_eagle_head(path / name, model.config, tensors)
+    return path
+
+
+@pytest.fixture(scope="module")
+def knowing_dir(tmp_path_factory) -> Path:
+    """A target that looks at nothing but its last token, with a head that knows what it says."""
+    path = tmp_path_factory.mktemp("knowing")
+    model = make_tiny_model("llama", 4, VOCAB, 2, 48, 4, 2)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    model.model.norm.weight.fill_(1.0)
+    model.save_pretrained(path)
+    tensors = tiny_eagle_tensors(model.config, "eagle", has_bias=False)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"layers.0.{name}.weight"].zero_()
+    tensors["fc.weight"] = torch.eye(48, 96)  # the next token's embedding, less its norm
+    save_eagle_head(path / "head", model.config, tensors)
+    return path
+
+
+def options_of(path: Path, head: str, ranks: int) -> TargetGroupOptions:
+    return TargetGroupOptions(
+        device="cpu", kv_cache_tokens=512, block_size=4, tensor_parallel=ranks,
+        eagle_head=str(path / head) if head else "none", eagle_depth=2, eagle_top_k=3,
+    )  # fmt: skip
+
+
+def decode(engine) -> tuple[list[list[int]], list[tuple[list[int], list[int]]], int]:
+    """Texts, the trees of all rounds (tokens and parents) and the number of accepted nodes. Each round verifies what
+    the head has drafted after the one before; the longer prompt comes in chunks."""
+    texts, known = [list(prompt) for prompt in PROMPTS], [0, 0]
+    trees: list[DraftTree] = [DraftTree.empty()] * len(PROMPTS)
+    drafted, accepted = [], 0
+    for number in range(ROUNDS):
+        items = []
+        for index, text in enumerate(texts):
+            begin = SequenceStart(SAMPLINGS[index], len(PROMPTS[index])) if known[index] == 0 else None
+            delta = SequenceDelta(index + 1, known[index], np.array(text[known[index] :], np.int32))
+            items.append(VerifyItem(delta, 12, trees[index], begin, 7))
+            known[index] = len(text)
+        result = engine.answer(VerifyBatch(number, items))
+        for verdict in result.verdicts:
+            index = verdict.seq_id - 1
+            if verdict.next_token >= 0:
+                texts[index] += [int(trees[index].token_ids[node]) for node in verdict.path] + [verdict.next_token]
+                accepted += len(verdict.path)
+        trees = [DraftTree.empty()] * len(PROMPTS)
+        for seq_id, tree in zip(result.drafted_seq_ids, result.drafts, strict=True):
+            trees[seq_id - 1] = tree
+            drafted.append((tree.token_ids.tolist(), tree.parents.tolist()))
+    return texts, drafted, accepted
+
+
+def run_rank(rank: int, path: Path, head: str, attention: str, ports, answers, fails: bool) -> None:
+    torch.set_num_threads(1)
+    model_runner.choose_attention = eagle_drafter.choose_attention = lambda device: attention
+    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
+    if rank == 0:
+        ports.put(meeting.port)
+    ring = join_group(meeting, rank, 2, "cpu", 60.0)
+    engine = build_target_engine(ModelSource("tiny", "tiny", path), options_of(path, head, 2), rank=rank)
+    own: list[DraftTree] = []
+    plain = engine.eagle_head.propose
+
+    def propose(asked):
+        if fails and rank == 1 and len(own) > 2:
+            raise RuntimeError("injected")
+        own.extend(trees := plain(asked))
+        return trees
+
+    engine.eagle_head.propose = propose
+    if rank == 1:
+        if fails:
+            with pytest.raises(RuntimeError, match="injected"):
+                follow(engine, ring)
+            return  # which ends the process, and with it the group
+        follow(engine, ring)
+        answers.put(("drafts", [(tree.token_ids.tolist(), tree.parents.tolist()) for tree in own if len(tree)]))
+    else:
+        leading = LeadingRank(engine, ring)
+        if fails:
+            with pytest.raises(EngineBroken, match="RuntimeError"):
+                decode(leading)
+            return
+        answers.put(("said", decode(leading)))
+        leading.stop()
+    check_integrity(engine)
+    leave_group()
+
+
+def on_two_ranks(path: Path, head: str, attention: str, fails: bool = False) -> dict:
+    context = multiprocessing.get_context("spawn")
+    ports, answers = context.Queue(), context.Queue()
+    ranks = [
+        context.Process(target=run_rank, args=(rank, path, head, attention, ports, answers, fails)) for rank in (0, 1)
+    ]
+    for process in ranks:
+        process.start()
+    said = {} if fails else dict(answers.get(timeout=180) for _ in ranks)
+    for process in ranks:
+        process.join(timeout=60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    return said
+
+
+@pytest.mark.parametrize("attention", ["padded", "triton_tree"])
+@pytest.mark.parametrize("head", HEADS)
+def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, attention, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    source = ModelSource("tiny", "tiny", model_dir)
+    wanted, drafted, _ = decode(build_target_engine(source, options_of(model_dir, head, 1)))
+    said = on_two_ranks(model_dir, head, attention)
+    texts, trees, _ = said["said"]
+    assert texts == wanted
+    plain, nothing, _ = decode(build_target_engine(source, options_of(model_dir, "", 1)))
+    assert nothing == []
+    assert [text[: len(own)] for text, own in zip(texts, plain, strict=True)] == plain
+    assert trees == drafted
+    assert len(trees) >= 2 * ROUNDS - 2
+    assert said["drafts"] == trees, "the other rank drafts something else"
+
+
+@pytest.mark.parametrize("attention", ["padded", "triton_tree"])
+def test_two_ranks_accept_what_a_knowing_head_drafts(knowing_dir, attention, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    alone = build_target_engine(ModelSource("tiny", "tiny", knowing_dir), options_of(knowing_dir, "head", 1))
+    wanted = decode(alone)
+    assert wanted[2] > ROUNDS
+    assert on_two_ranks(knowing_dir, "head", attention)["said"] == wanted
+
+
+def test_a_head_that_fails_on_one_rank_ends_the_group(model_dir):
+    on_two_ranks(model_dir, "eagle", "padded", fails=True)
