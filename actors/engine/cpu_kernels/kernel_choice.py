@@ -24,7 +24,7 @@ import torch
 from numba import config
 from torch import Tensor, nn
 
-from actors.engine.cpu_kernels.block_weights import BlockWeights, blocks_of_int4, code_bits, grid_of
+from actors.engine.cpu_kernels.block_weights import BlockWeights, blocks_of_int4, code_bits, find_blocks, grid_of
 from actors.engine.cpu_kernels.byte_product import ByteProduct
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
@@ -45,6 +45,7 @@ _PANELS = {
     "pairs": PanelKernel(rounds_inputs=True),
     "pairs ahead": PanelKernel(rounds_inputs=True, ahead_bytes=AHEAD_BYTES),
 }
+_IN_BLOCKS = ("panel", "panel ahead")
 KERNELS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     **{name: partial(PanelLinear, kernel=kernel) for name, kernel in _PANELS.items()},
     "packed": PackedLinear,
@@ -162,7 +163,7 @@ class KernelChoices:
     def panels_in_codes(self, in_features: int, out_features: int, bits: int) -> PanelKernel:
         """For weights that are codes, whatever else is faster."""
         name = self.panels(torch.float32, in_features, out_features, bits)
-        return _PANELS[name if name in ("panel", "panel ahead") else "panel"]
+        return _PANELS[name if name in _IN_BLOCKS else "panel"]
 
     def dtype(self, in_features: int, out_features: int) -> Dtype:
         """In which products with weights in bfloat16 are faster; float32, which rounds nothing, if it is not slower."""
@@ -287,7 +288,8 @@ def _built(
     is_int8 = dtype == torch.int8
     weight = torch.randn(out_features, in_features).to(torch.float32 if is_int8 else stored)
     if bits:
-        weight = grid_of(weight, bits)
+        weight = grid_of(weight, bits).to(stored)
+    blocks = find_blocks(weight) if bits else None  # once: that takes longer than the copies
     for name in (*INT8_PRODUCTS, _WIDENED) if is_int8 else KERNELS:
         if name == "panel dense" and not bits:
             continue  # the same as "panel"
@@ -298,7 +300,10 @@ def _built(
                 weight.clone() if is_int8 else weight.to(dtype, copy=True), requires_grad=False
             )
             try:
-                layers.append(_int8_layer(linear, name) if is_int8 else KERNELS[name](linear))
+                if blocks is not None and name in _IN_BLOCKS:
+                    layers.append(PanelLinear(linear, _PANELS[name], blocks))
+                else:
+                    layers.append(_int8_layer(linear, name) if is_int8 else KERNELS[name](linear))
             except (
                 RuntimeError,
                 OSError,

@@ -87,12 +87,15 @@ _DEFAULT_KERNEL = PanelKernel()
 class PanelLinear(nn.Module):
     """y = x W^T + b on CPU."""
 
-    def __init__(self, linear: nn.Linear, kernel: PanelKernel = _DEFAULT_KERNEL) -> None:
+    def __init__(
+        self, linear: nn.Linear, kernel: PanelKernel = _DEFAULT_KERNEL, blocks: BlockWeights | None = None
+    ) -> None:
+        """blocks: of the weight, if they are known."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         # Empty, kept for its dtype: T5 and other models ask a layer which dtype its inputs must have.
         self.weight = linear.weight.detach().new_empty(0)
-        self.panels = Panels(linear.weight.detach(), kernel, linear.bias)
+        self.panels = Panels(blocks or linear.weight.detach(), kernel, linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of the inputs."""
