@@ -19,6 +19,7 @@ class Part(NamedTuple):
     array: np.ndarray
     shape: tuple[int, ...]
     fill: int = 0
+    following: np.ndarray | None = None  # comes right after the array, which is 1-D
 
 
 class CopyEvent(Protocol):
@@ -58,16 +59,19 @@ class Arena:
     def send(self, parts: Sequences[Part]) -> list[torch.Tensor]:
         """The arrays on the device, in order. They hold until the next call, before which the device must have read
         them."""
-        key = tuple([(shape, array.dtype.char) for array, shape, _ in parts])
+        key = tuple([(shape, array.dtype.char) for array, shape, *_ in parts])
         if self._copied is not None:
             self._copied.synchronize()  # a copy of before may still be queued; after a round that was read, it is not
         layout = self._layouts.get(key) or self._lay_out(key)
-        for (array, shape, fill), place in zip(parts, layout.host, strict=True):
+        for (array, shape, fill, following), place in zip(parts, layout.host, strict=True):
             if array.shape == shape:
                 place[:] = array
             elif len(shape) == 1:
                 count = len(array)
                 place[:count] = array
+                if following is not None:
+                    place[count : count + len(following)] = following
+                    count += len(following)
                 place[count:] = fill
             else:
                 place.fill(fill)

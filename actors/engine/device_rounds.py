@@ -79,7 +79,7 @@ class DeviceRounds:
         ids = shard.ids if shard is not None and is_sharded else None
         packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
         more = [
-            Part(packed.words, packed.words.shape),
+            Part(packed.rows, (packed.num_words,), following=packed.adjustments),
             Part(trees.tokens, (num_logits,)),
             Part(trees.parents, (num_logits,)),
             Part(trees.offsets.astype(np.int32), (num_trees + 1,), NO_TREE),

@@ -47,7 +47,7 @@ def draw(
 
     A reduced vocabulary whose rows have penalties or bias copies `token_ids` back.
     """
-    ids = None if token_ids is None or not len(rows.tokens) else token_ids.cpu().numpy()
+    ids = None if token_ids is None or not len(rows.adjustments) else token_ids.cpu().numpy()
     packed = pack_sampling(rows, logits.shape[-1], len(rows), ids)
     return draw_packed(
         logits,
@@ -72,7 +72,7 @@ def draw_packed(
 ) -> Drawn:
     """Draw a token per row of logits [R, V], of any floating dtype, by parameters that are on the device.
 
-    packed: int64, of `pack_rows` for R rows. num_slots: at least the number of rows with adjustments. truncates:
+    packed: int64, of `PackedSampling` for R rows. num_slots: at least the number of rows with adjustments. truncates:
     whether any row has top-k, top-p or min-p. token_ids: int64 [V], the id of each column. allowed: int32
     [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column c may be drawn; None: all may.
     """

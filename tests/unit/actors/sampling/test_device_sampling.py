@@ -30,9 +30,10 @@ from actors.sampling.device_sampling import (
     tokens_of_shards,
     walk_trees,
 )
-from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows, pack_sampling
-from actors.sampling.processors import columns_of, process_logits
-from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.packed_rows import pack_sampling
+from actors.sampling.processors import process_logits
+from actors.sampling.rows import IS_HOT, ROW, RowSampling, rows_for
+from actors.sampling.sequence_sampling import ADJUSTMENT, SequenceSampling
 from actors.sampling.verification import walk_tree
 from tests.gpu.launches import Counting
 
@@ -80,6 +81,10 @@ def narrow_tiles() -> Iterator[None]:
 
 def put(values: np.ndarray | Tensor) -> Tensor:
     return torch.as_tensor(values).to(DEVICE)
+
+
+def pack_rows(rows: RowSampling) -> np.ndarray:
+    return pack_sampling(rows, 0).words
 
 
 def by_tensors(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
@@ -193,14 +198,16 @@ def kept_by_kernels(logits: Tensor, rows: RowSampling) -> Tensor:
     bests, adjusted, counts, masses, _ = ops.sample_score(there, packed, None, None, len(rows), True, False, 0)
     peaks = ops.sample_histogram(there, packed, None, adjusted, bests, counts, masses)
     cuts = ops.sample_cut(there, packed, None, adjusted, counts, masses, peaks).cpu()
-    off = np.full(len(rows), -np.inf, np.float32)
-    plain = replace(rows, top_k=rows.top_k * 0, top_p=np.ones(len(rows)), min_log_ratio=off)
-    scores = process_logits(logits, plain)
+    plain = rows.records.copy()
+    plain["flags"] &= IS_HOT
+    scores = process_logits(logits, replace(rows, records=plain))
     image = (scores + 0.0).view(torch.int32)
     image = torch.where(image < 0, image ^ 0x7FFFFFFF, image).to(torch.int64)
     keys = (image << 32) + (0xFFFFFFFF - torch.arange(scores.shape[-1]))
     best = scores.max(dim=-1, keepdim=True).values
-    return (keys >= cuts.unsqueeze(-1)) & (scores - best >= torch.from_numpy(rows.min_log_ratio).unsqueeze(-1))
+    return (keys >= cuts.unsqueeze(-1)) & (
+        scores - best >= torch.from_numpy(rows.records["min_log_ratio"]).unsqueeze(-1)
+    )
 
 
 @pytest.mark.parametrize("shape", ["usual", "tied", "zeros", "flat", "large"])
@@ -269,32 +276,26 @@ def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
 def test_packed_parameters_can_be_read_back(options: list[SamplingParams]) -> None:
     rows = rows_with(options)
     packed = pack_rows(rows).view(np.uint8)
-    records, entries = packed[: len(rows) * ROW.itemsize].view(ROW), packed[len(rows) * ROW.itemsize :].view(ENTRY)
-    read = {
-        "seeds": records["seed"], "positions": records["position"], "is_hot": (records["flags"] & IS_HOT) != 0,
-        "truncates": (records["flags"] & TRUNCATES) != 0, "temperature": records["temperature"],
-        "top_k": records["top_k"], "top_p": records["top_p"], "min_log_ratio": records["min_log_ratio"],
-        "offsets": np.append(0, records["end"]), "tokens": entries["column"], "divisor": entries["divisor"],
-        "subtrahend": entries["subtrahend"], "bias": entries["bias"],
-    }  # fmt: skip
-    assert read.keys() >= set(RowSampling.__dataclass_fields__)
-    for name, values in read.items():
-        assert values.tolist() == getattr(rows, name).tolist(), name
-    assert records["begin"].tolist() == rows.offsets[:-1].tolist()
+    size = len(rows) * ROW.itemsize
+    records = packed[:size].view(ROW)
+    for name in set(ROW.names or ()) - {"slot"}:
+        assert records[name].tolist() == rows.records[name].tolist(), name
+    adjustments = packed[size : size + rows.adjustments.nbytes].view(ADJUSTMENT)
+    assert adjustments.tolist() == rows.adjustments.tolist()
     adjusting = np.flatnonzero(records["slot"] >= 0)
-    assert adjusting.tolist() == np.flatnonzero(records["end"] > records["begin"]).tolist()
+    assert adjusting.tolist() == np.flatnonzero(rows.adjusts).tolist()
     assert records["slot"][adjusting].tolist() == list(range(len(adjusting)))
 
 
 def test_rows_packed_into_a_larger_batch_draw_the_same_and_the_rest_are_argmax() -> None:
     rows = rows_with([SamplingParams(1, top_p=0.9), SamplingParams(2, repetition_penalty=1.5)])
     logits = logits_of("tied", 4, 300)
-    packed = put(pack_rows(rows, columns_of(rows.tokens, 300, None), num_rows=4, num_entries=50))
+    packed = put(pack_sampling(rows, 300, num_rows=4).words)
     tokens = draw_packed(put(logits), packed, num_slots=4, truncates=True).tokens
     assert tokens[:2].tolist() == by_tensors(logits[:2], rows).tolist()
     assert tokens[2:].tolist() == logits[2:].argmax(dim=-1).tolist()
-    with pytest.raises(ValueError, match="do not fit 1 with"):
-        pack_rows(rows, num_rows=1)
+    with pytest.raises(ValueError, match="do not fit 1"):
+        pack_sampling(rows, 300, num_rows=1)
 
 
 @settings(few, max_examples=10)
