@@ -33,7 +33,8 @@ class CopyEvent(Protocol):
 
 
 class _Layout(NamedTuple):
-    num_bytes: int
+    used: torch.Tensor  # bytes of the host's buffer
+    used_on_device: torch.Tensor
     host: list[np.ndarray]
     device: list[torch.Tensor]
 
@@ -76,8 +77,7 @@ class Arena:
             else:
                 place.fill(fill)
                 place[tuple([slice(size) for size in array.shape])] = array
-        used = layout.num_bytes
-        self._on_device[:used].copy_(self._host[:used], non_blocking=True)
+        layout.used_on_device.copy_(layout.used, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         return layout.device
@@ -96,5 +96,5 @@ class Arena:
             device.append(self._on_device[begin : begin + size].view(of_dtype).view(shape))
         if len(self._layouts) >= _MOST_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]  # the oldest; laid out again, it has the same places
-        layout = self._layouts[key] = _Layout(ends[-1], host, device)
+        layout = self._layouts[key] = _Layout(self._host[: ends[-1]], self._on_device[: ends[-1]], host, device)
         return layout

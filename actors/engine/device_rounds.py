@@ -15,6 +15,7 @@ import torch
 from actors.engine.arena import Part
 from actors.engine.batch import NODES_OF_A_WORD, SequenceRows, num_words, pack
 from actors.engine.device_inputs import DeviceInputs
+from actors.engine.draft_trees import largest_tree
 from actors.engine.draws import Draws, Emitted
 from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
@@ -45,7 +46,7 @@ class DeviceRounds:
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
-        batch = pack(parts)
+        batch = pack(parts, None if draws is None or draws.num_trees < len(parts) else draws.trees)
         # Each rank of a group computes as many rows of logits, whether it draws or not.
         num_trees = power_tier(sum(count > 0 for count in wanted))
         num_logits = row_tier(sum(wanted))
@@ -62,8 +63,9 @@ class DeviceRounds:
         values = result.cpu().numpy()
         size = num_trees * (2 + shape.nodes)
         walked = values[:size].reshape(num_trees, 2 + shape.nodes)
-        own = len(draws.trees.offsets) - 1
-        paths = [row[2 : 2 + row[0]].astype(np.int32) for row in walked[:own]]
+        own = draws.num_trees
+        nodes, counts = walked[:own, 2:].astype(np.int32), walked[:own, 0].tolist()
+        paths = [row[:count] for row, count in zip(nodes, counts, strict=True)]
         return Emitted(
             next_tokens=walked[:own, 1].tolist(),
             paths=paths,
@@ -87,7 +89,7 @@ class DeviceRounds:
         return more, _Shape(
             adjusted_rows=packed.num_slots,
             truncates=packed.truncates,
-            nodes=NODES_OF_A_WORD * num_words(int(np.diff(trees.offsets).max())),
+            nodes=NODES_OF_A_WORD * num_words(largest_tree(trees.offsets)),
             successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+_NO_MOVES = np.empty((2, 0), np.int64)
+
 
 def check_device(device: torch.device) -> None:
     """Raises torch's error when a device has failed for good: after some errors of CUDA every later call fails."""
@@ -54,7 +56,7 @@ class KvCache:
         # int64 [layers, 2]: where each layer's keys and values are
         self.addresses = np.array([[tensor.data_ptr() for tensor in layer] for layer in self._layers], dtype=np.int64)
         self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
-        self._moves: dict[int, int] = {}  # that `settle` has still to do: source by destination
+        self._moves = _NO_MOVES  # that `settle` has still to do
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer."""
@@ -93,23 +95,23 @@ class KvCache:
             self._gathered[kind] = buffer
         return torch.index_select(tensor, 0, slots, out=buffer[: len(slots)])
 
-    def move(self, moves: dict[int, int]) -> None:
-        """Copy slots in all layers, at the latest before the next forward. moves: source by destination; the two may
-        overlap."""
-        waiting = self._moves.keys()
-        if not (waiting.isdisjoint(moves) and waiting.isdisjoint(moves.values())):
-            self.settle()
-        self._moves.update(moves)
+    def move(self, moves: np.ndarray) -> None:
+        """Copy slots moves[0] to moves[1], int64 [2, n], in all layers, at the latest before the next forward. The two
+        may overlap."""
+        if self._moves.size:
+            if np.isin(moves, self._moves[1]).any():
+                self.settle()
+            moves = np.concatenate([self._moves, moves], axis=1)
+        self._moves = moves
 
     def take_moves(self) -> np.ndarray:
         """int64 [2, n]: sources and destinations of the moves that are waiting, for one `copy_slots`."""
-        moves = np.array([[*self._moves.values()], [*self._moves]], dtype=np.int64)
-        self._moves.clear()
+        moves, self._moves = self._moves, _NO_MOVES
         return moves
 
     def settle(self) -> None:
         """Do all moves, those of all sequences at once."""
-        if self._moves:
+        if self._moves.size:
             self.copy_slots(torch.from_numpy(self.take_moves()).to(self.device))
 
     def copy_slots(self, moves: torch.Tensor) -> None:

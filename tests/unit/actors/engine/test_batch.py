@@ -54,7 +54,7 @@ def test_rows_are_the_uncomputed_tokens_and_nodes_of_each_sequence_in_order(fore
     assert batch.positions.tolist() == positions
     assert batch.slots.tolist() == slots
     assert batch.num_rows == batch.first_rows[-1] == len(tokens)
-    dtypes = {name: getattr(batch, name).dtype for name in batch.__dataclass_fields__ if name != "block_size"}
+    dtypes = {name: getattr(batch, name).dtype for name in batch._fields if name != "block_size"}
     wide = {"token_ids", "positions", "slots", "ancestors"}
     assert dtypes == {name: np.int64 if name in wide else np.int32 for name in dtypes}
 

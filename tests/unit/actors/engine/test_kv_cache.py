@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -43,7 +44,7 @@ def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
         source, destination = (list(slots) for slots in (zip(*move, strict=True) if move else ((), ())))
         for tensor in wanted:
             tensor[destination] = tensor[source].clone()
-        cache.move(dict(zip(destination, source, strict=True)))
+        cache.move(np.array([source, destination], np.int64))
     cache.settle()
     cache.settle()
     for tensor, same in zip([tensor for pair in layers for tensor in pair], wanted, strict=True):
