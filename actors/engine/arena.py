@@ -70,10 +70,10 @@ class Arena:
             elif len(shape) == 1:
                 count = len(array)
                 place[:count] = array
-                if following is not None:
+                if following is not None:  # nothing reads what comes after it
                     place[count : count + len(following)] = following
-                    count += len(following)
-                place[count:] = fill
+                elif count < shape[0]:
+                    place[count:] = fill
             else:
                 place.fill(fill)
                 place[tuple([slice(size) for size in array.shape])] = array

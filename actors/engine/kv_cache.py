@@ -55,7 +55,7 @@ class KvCache:
         self._shares_values = [layer.shares_values for layer in layers]
         # int64 [layers, 2]: where each layer's keys and values are
         self.addresses = np.array([[tensor.data_ptr() for tensor in layer] for layer in self._layers], dtype=np.int64)
-        self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
+        self._gathered: dict[tuple[torch.dtype, torch.Size, int, bool], torch.Tensor] = {}
         self._moves = _NO_MOVES  # that `settle` has still to do
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,22 +78,24 @@ class KvCache:
         # numpy's zeros take memory from the system at the first write, torch's at once.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
-    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of some slots (int64 [n]), each [n, kv_heads, head_dim]. The next call overwrites them."""
+    def gather(self, layer: int, blocks: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the slots of some blocks (int32 [n]), each [n * block_size, kv_heads, head_dim]. The next
+        call overwrites them."""
         keys, values = self._layers[layer]
-        gathered = self._gather(keys, slots, False)
+        gathered = self._gather(keys, blocks, block_size, False)
         if self._shares_values[layer]:
             return gathered, gathered[..., : values.shape[-1]]
-        return gathered, self._gather(values, slots, True)
+        return gathered, self._gather(values, blocks, block_size, True)
 
-    def _gather(self, tensor: torch.Tensor, slots: torch.Tensor, is_value: bool) -> torch.Tensor:
+    def _gather(self, tensor: torch.Tensor, blocks: torch.Tensor, block_size: int, is_value: bool) -> torch.Tensor:
         # Reused: on CPU, page faults of a new buffer for each layer cost several times the copy.
-        kind = tensor.dtype, tensor.shape[1:], is_value
+        kind = tensor.dtype, tensor.shape[1:], block_size, is_value
         buffer = self._gathered.get(kind)
-        if buffer is None or len(buffer) < len(slots):
-            buffer = tensor.new_empty((len(slots) + len(slots) // 4, *tensor.shape[1:]))
-            self._gathered[kind] = buffer
-        return torch.index_select(tensor, 0, slots, out=buffer[: len(slots)])
+        if buffer is None or len(buffer) < len(blocks):
+            room = len(blocks) + len(blocks) // 4
+            buffer = self._gathered[kind] = tensor.new_empty((room, block_size, *tensor.shape[1:]))
+        by_block = tensor[: self.num_slots].unflatten(0, (-1, block_size))
+        return torch.index_select(by_block, 0, blocks, out=buffer[: len(blocks)]).flatten(0, 1)
 
     def move(self, moves: np.ndarray) -> None:
         """Copy slots moves[0] to moves[1], int64 [2, n], in all layers, at the latest before the next forward. The two

@@ -15,9 +15,6 @@ NUM_BINS = 2048  # of a row's histogram over the distance from the best score
 _FIRST_SLOTS, _FIRST_ADJUSTMENTS = 8, 1024
 MAX_CANDIDATES = 4096  # columns of one bin that are kept aside; with more the whole row is read again
 _ROW_WORDS, _ADJUSTMENT_WORDS = ROW.itemsize // 8, ADJUSTMENT.itemsize // 8
-# A row of padding
-_ARGMAX = np.zeros(1, ROW)
-_ARGMAX["top_p"], _ARGMAX["temperature"], _ARGMAX["min_log_ratio"], _ARGMAX["slot"] = 1.0, 1.0, -np.inf, -1
 
 
 class PackedSampling(NamedTuple):
@@ -54,9 +51,7 @@ def pack_sampling(
         adjustments = adjustments.copy()
         adjustments["token"] = columns_of(rows.adjustments["token"], num_columns, token_ids)
     packed = np.empty(size, ROW)
-    packed[: len(rows)] = rows.records
-    packed[len(rows) :] = _ARGMAX
-    num_slots, truncates = _number_slots(packed)
+    num_slots, truncates = _fill(packed, rows.records)
     return PackedSampling(
         rows=packed.view(np.int64),
         adjustments=adjustments.view(np.int64),
@@ -82,11 +77,19 @@ def word_of(field: str) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _number_slots(rows):  # type: ignore[no-untyped-def]
-    """Give a slot to each row with adjustments, of ROW [R]. Returns their number, and whether a row truncates."""
+def _fill(packed, rows):  # type: ignore[no-untyped-def]
+    """Fill ROW [R] with rows and then rows of argmax, and give a slot to each that has adjustments. Returns the number
+    of slots, and whether a row truncates."""
     num_slots, truncates = 0, False
-    for row in range(len(rows)):
-        record = rows[row]
+    for row in range(len(packed)):
+        record = packed[row]
+        if row >= len(rows):
+            record.seed = record.position = record.top_k = 0
+            record.top_p, record.temperature, record.min_log_ratio = 1.0, 1.0, -np.inf
+            record.flags = record.begin = record.end = record.own_begin = record.own_end = 0
+            record.slot = -1
+            continue
+        packed[row] = rows[row]
         truncates = truncates or record.flags & TRUNCATES != 0
         record.slot = -1
         if record.end > record.begin or record.own_end > record.own_begin:

@@ -51,6 +51,15 @@ def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
         assert torch.equal(tensor, same)
 
 
+def test_blocks_are_gathered_in_order():
+    cache = filled()
+    for layer, blocks in ((0, [3, 1]), (2, [5, 5, 0, 2, 4]), (0, [2])):
+        slots = [block * 4 + offset for block in blocks for offset in range(4)]
+        gathered = cache.gather(layer, torch.tensor(blocks, dtype=torch.int32), 4)
+        for found, tensor in zip(gathered, cache.layer(layer), strict=True):
+            assert torch.equal(found, tensor[slots])
+
+
 def test_an_engine_whose_device_has_failed_for_good_says_so_when_it_is_cleared(monkeypatch):
     asked = []
 
