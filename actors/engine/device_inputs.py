@@ -26,9 +26,10 @@ class DeviceInputs(NamedTuple):
     rows: TreeRows
     moves: torch.Tensor  # int64 [2, M]: slots to copy before the forward; those of padding copy the padding slot
     more: Sequences[torch.Tensor]  # what the caller has sent along
+    updates: Sequences[torch.Tensor]  # likewise, but read before the forward
     block_size: int
     max_context: int  # slots that the longest sequence may have
-    key: Hashable  # inputs of the same key differ in nothing but the contents of tensors and in `moves`
+    key: Hashable  # inputs of the same key differ in nothing but the contents of tensors, `moves` and `updates`
 
 
 def send_inputs(
@@ -39,6 +40,7 @@ def send_inputs(
     moves: np.ndarray,
     padding_slot: int,
     more: Sequences[Part] = (),
+    updates: Sequences[Part] = (),
 ) -> DeviceInputs:
     """One copy to the device, which must have read the inputs before the next.
 
@@ -66,16 +68,17 @@ def send_inputs(
         Part(batch.node_positions, (sequences, batch.node_positions.shape[1])),
         *more,
     ]  # fmt: skip
-    # Moves come last: their number changes no other address.
-    sent = arena.send([*parts, Part(moves, (2, power_tier(moves.shape[1])), padding_slot)])
+    # Moves and updates come last: their number changes no other address.
+    sent = arena.send([*parts, Part(moves, (2, power_tier(moves.shape[1])), padding_slot), *updates])
     token_ids, positions, places, *tree_rows = sent[: 3 + len(TreeRows._fields)]
     return DeviceInputs(
         token_ids=token_ids,
         positions=positions,
         logit_rows=places,
         rows=TreeRows(*tree_rows),
-        moves=sent[-1],
-        more=sent[3 + len(TreeRows._fields) : -1],
+        moves=sent[len(parts)],
+        more=sent[3 + len(TreeRows._fields) : len(parts)],
+        updates=sent[len(parts) + 1 :],
         block_size=batch.block_size,
         max_context=max_context,
         key=(arena.generation, batch.block_size, max_context, tuple([part.shape for part in parts])),

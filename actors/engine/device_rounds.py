@@ -21,6 +21,7 @@ from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
 from actors.models.collectives import gather_ranks
+from actors.sampling.adjustment_table import AdjustmentTable
 from actors.sampling.device_sampling import NO_TREE, best_of_shard, draw_packed, tokens_of_shards, walk_trees
 from actors.sampling.device_successors import likeliest_of, merged, summarize
 from actors.sampling.packed_rows import pack_sampling
@@ -35,6 +36,7 @@ class _Shape(NamedTuple):
     successors: int
     keeps_logits: bool
     is_sharded: bool  # ranks draw from their shares of the vocabulary
+    table: int  # generation of the table of adjustments
 
 
 class DeviceRounds:
@@ -44,6 +46,8 @@ class DeviceRounds:
         self._runner = runner
         self._vocab_size = vocab_size
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
+        self._table = AdjustmentTable(runner.device)
+        self.rows_for = self._table.rows_for
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
         batch = pack(parts, None if draws is None or draws.num_trees < len(parts) else draws.trees)
@@ -58,9 +62,16 @@ class DeviceRounds:
             self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
-        inputs = self._runner.send(batch, rows, num_logits, more)
+        places, contents = self._table.updates
+        size = power_tier(len(places))
+        updates = [Part(contents, (size, contents.shape[1])), Part(places, (size,), self._table.capacity)]
+        inputs = self._runner.send(batch, rows, num_logits, more, updates)
+        if size:
+            contents_there, places_there = inputs.updates
+            self._table.write(places_there, contents_there)
         result, logits = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
         values = result.cpu().numpy()
+        self._table.confirm()
         size = num_trees * (2 + shape.nodes)
         walked = values[:size].reshape(num_trees, 2 + shape.nodes)
         own = draws.num_trees
@@ -78,8 +89,7 @@ class DeviceRounds:
         shard = self._runner.vocabulary_shard
         # The rest is asked of whole rows.
         is_sharded = not (shard is None or sampling.truncates.any() or draws.keeps_logits)
-        ids = shard.ids if shard is not None and is_sharded else None
-        packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
+        packed = pack_sampling(sampling, self._vocab_size, num_logits)
         more = [
             Part(packed.rows, (packed.num_words,), following=packed.adjustments),
             Part(trees.tokens, (num_logits,)),
@@ -93,6 +103,7 @@ class DeviceRounds:
             successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
+            table=self._table.generation,
         )
 
     def _compute(self, inputs: DeviceInputs) -> None:
@@ -111,12 +122,20 @@ class DeviceRounds:
             likeliest_of(self._summaries(logits, shape.successors), result[trees[0] * trees[1] :].view(len(logits), -1))
         shard = self._runner.vocabulary_shard
         if shard is not None and shape.is_sharded:
-            best = best_of_shard(logits, packed, num_slots=shape.adjusted_rows, first_id=shard.first_id)
+            best = best_of_shard(
+                logits, packed, num_slots=shape.adjusted_rows, first_id=shard.first_id, table=self._table.tensor
+            )
             drawn = tokens_of_shards(gather_ranks(best))
         else:
             if shard is not None:
                 logits = shard.gather(logits)
-            drawn = draw_packed(logits, packed, num_slots=shape.adjusted_rows, truncates=shape.truncates).tokens
+            drawn = draw_packed(
+                logits,
+                packed,
+                num_slots=shape.adjusted_rows,
+                truncates=shape.truncates,
+                table=self._table.tensor,
+            ).tokens
         walk_trees(drawn, tokens, parents, offsets, result[: trees[0] * trees[1]].view(trees))
         return result, logits if shape.keeps_logits else None
 

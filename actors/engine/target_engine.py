@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
@@ -209,7 +210,8 @@ class TargetEngine:
         if len(emitting) < len(trees.offsets) - 1:
             trees = trees_of([part.rows for part in emitting])
         keeps_logits = any(map(_is_rejection, emitting))
-        return Draws(trees, _row_sampling(emitting, trees), num_successors, keeps_logits)
+        sampling = _row_sampling(emitting, trees, self._rounds.rows_for)
+        return Draws(trees, sampling, num_successors, keeps_logits)
 
     def _outcomes(
         self, emitting: Sequences[_Part], draws: Draws, emitted: Emitted
@@ -231,7 +233,7 @@ class TargetEngine:
         assert part.item.tree.probs is not None
         tokens = part.rows.tree_tokens
         probs = part.item.tree.probs.first(len(tokens))
-        sampling = _row_sampling([part], trees_of([part.rows]))
+        sampling = _row_sampling([part], trees_of([part.rows]), rows_for)
         accepted, next_tokens = verify_rejections(logits, sampling, [tokens], [probs])
         return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
 
@@ -310,7 +312,7 @@ def _slots(rows: SequenceRows) -> np.ndarray:
     return rows.sequence.slots(begin, begin + rows.num_rows)
 
 
-def _row_sampling(parts: Sequences[_Part], trees: Trees) -> RowSampling:
+def _row_sampling(parts: Sequences[_Part], trees: Trees, rows_for: Callable[..., RowSampling]) -> RowSampling:
     """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
     `length` + d."""
     samplings = [part.rows.sequence.sampling for part in parts]

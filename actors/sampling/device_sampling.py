@@ -66,6 +66,7 @@ def draw_packed(
     *,
     num_slots: int,
     truncates: bool,
+    table: Tensor | None = None,
     token_ids: Tensor | None = None,
     allowed: Tensor | None = None,
     with_logprobs: bool = False,
@@ -73,13 +74,14 @@ def draw_packed(
     """Draw a token per row of logits [R, V], of any floating dtype, by parameters that are on the device.
 
     packed: int64, of `PackedSampling` for R rows. num_slots: at least the number of rows with adjustments. truncates:
-    whether any row has top-k, top-p or min-p. token_ids: int64 [V], the id of each column. allowed: int32
-    [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column c may be drawn; None: all may.
+    whether any row has top-k, top-p or min-p. table: of an `AdjustmentTable`, if the rows are from it. token_ids:
+    int64 [V], the id of each column. allowed: int32 [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column
+    c may be drawn; None: all may.
     """
     ops = torch.ops.paceline
     logits = _dense(logits)
     bests, adjusted, counts, masses, sums = ops.sample_score(
-        logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, 0
+        logits, packed, table, allowed, token_ids, num_slots, truncates, with_logprobs, 0
     )
     if truncates:
         peaks = ops.sample_histogram(logits, packed, allowed, adjusted, bests, counts, masses)
@@ -89,12 +91,16 @@ def draw_packed(
     return Drawn(tokens, logprobs if with_logprobs else None)
 
 
-def best_of_shard(logits: Tensor, packed: Tensor, *, num_slots: int, first_id: int) -> Tensor:
+def best_of_shard(
+    logits: Tensor, packed: Tensor, *, num_slots: int, first_id: int, table: Tensor | None = None
+) -> Tensor:
     """What `tokens_of_shards` compares, int64 [R], of a shard of the vocabulary; no row truncates.
 
     first_id: of column 0. Others as for `draw_packed`.
     """
-    bests = torch.ops.paceline.sample_score(_dense(logits), packed, None, None, num_slots, False, False, first_id)[0]
+    bests = torch.ops.paceline.sample_score(
+        _dense(logits), packed, table, None, None, num_slots, False, False, first_id
+    )[0]
     best: Tensor = bests.amax(dim=1)
     return best
 
@@ -114,7 +120,7 @@ def likeliest_packed(
     adjusted, peaks, cuts = logits.new_empty(0, dtype=torch.float32), None, None
     if num_slots or truncates:
         bests, adjusted, counts, masses, _ = ops.sample_score(
-            logits, packed, None, token_ids, num_slots, truncates, False, 0
+            logits, packed, None, None, token_ids, num_slots, truncates, False, 0
         )
         if truncates:
             peaks = ops.sample_histogram(logits, packed, None, adjusted, bests, counts, masses)
@@ -180,6 +186,7 @@ def _score_outputs(
 def _score(
     logits: Tensor,
     packed: Tensor,
+    table: Tensor | None,
     allowed: Tensor | None,
     token_ids: Tensor | None,
     num_slots: int,
@@ -192,15 +199,16 @@ def _score(
     launch_kernel(
         "score_kernel",
         (num_tiles(width), num_rows),
-        logits, logits.stride(0), packed, allowed, token_ids, adjusted, counts, masses, bests, sums,
+        logits, logits.stride(0), packed, table, allowed, token_ids, adjusted, counts, masses, bests, sums,
         num_rows, width, first_id,
+        HAS_TABLE=table is not None,
         HAS_IDS=token_ids is not None, HAS_MASK=allowed is not None, HAS_BINS=truncates, HAS_SUMS=with_logprobs,
         BLOCK=TILE,
     )  # fmt: skip
     return outputs
 
 
-def _fake_score(logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, first_id):  # type: ignore[no-untyped-def]
+def _fake_score(logits, packed, table, allowed, token_ids, num_slots, truncates, with_logprobs, first_id):  # type: ignore[no-untyped-def]
     return _score_outputs(logits, num_slots, truncates, with_logprobs)
 
 

@@ -46,7 +46,8 @@ class RowSampling:
     """Sampling parameters of R rows of logits. Rows of one sequence share its adjustments."""
 
     records: np.ndarray  # ROW [R]
-    adjustments: np.ndarray  # ADJUSTMENT [N]; those of a range have distinct tokens
+    # ADJUSTMENT [N]; those of a range have distinct tokens. What rows of a sequence share may be in a table instead.
+    adjustments: np.ndarray
 
     def __len__(self) -> int:
         return len(self.records)
@@ -102,12 +103,14 @@ def rows_for(
     row_sequence: np.ndarray,
     positions: np.ndarray,
     paths: Paths | Sequence[np.ndarray] | None = None,
+    *,
+    is_in_table: bool = False,
 ) -> RowSampling:
     """Sampling parameters of R rows; row r belongs to sequences[row_sequence[r]].
 
     row_sequence: int [R]. positions: int [R], index of the token that the row produces. paths: that of each row, empty
-    for root rows; None is allowed when no sequence uses history. Raises ValueError for paths that are missing or too
-    few.
+    for root rows; None is allowed when no sequence uses history. is_in_table: what rows of a sequence share is found
+    where an `AdjustmentTable` has it. Raises ValueError for paths that are missing or too few.
     """
     num_rows = len(row_sequence)
     if paths is None:
@@ -120,11 +123,12 @@ def rows_for(
         raise ValueError(f"paths has {len(paths.offsets) - 1} entries; it must have one per row, {num_rows}")
     records = np.empty(num_rows, ROW)
     addresses = addresses_of(sequences)
-    ranges, room = _shared_ranges(addresses)
+    ranges, room = _shared_ranges(addresses, is_in_table)
     adjustments = np.empty(room + len(paths.tokens), ADJUSTMENT)
     used = _fill(
         addresses,
         ranges,
+        is_in_table,
         np.asarray(row_sequence, np.int64),
         np.asarray(positions, np.int64),
         np.asarray(paths.tokens, np.int32),
@@ -145,24 +149,26 @@ def _joined(paths: Sequence[np.ndarray]) -> Paths:
 
 
 @njit(cache=True, nogil=True)
-def _shared_ranges(addresses):  # type: ignore[no-untyped-def]
-    """Where the adjustments of each sequence begin and end, int32 [S, 2], and the end of all."""
+def _shared_ranges(addresses, is_in_table):  # type: ignore[no-untyped-def]
+    """Where the adjustments of each sequence begin and end, int32 [S, 2], and how many go with the rows."""
     ranges, end = np.empty((len(addresses), 2), np.int32), 0
     for s in range(len(addresses)):
-        if s > 0 and addresses[s] == addresses[s - 1]:
+        record = sampling_at(addresses[s])[0][0]
+        if is_in_table:
+            ranges[s, 0], ranges[s, 1] = record.table_begin, record.table_begin + record.num_distinct
+        elif s > 0 and addresses[s] == addresses[s - 1]:
             ranges[s] = ranges[s - 1]
-            continue
-        ranges[s, 0] = end
-        end += sampling_at(addresses[s])[0][0].num_distinct
-        ranges[s, 1] = end
+        else:
+            ranges[s, 0], ranges[s, 1] = end, end + record.num_distinct
+            end += record.num_distinct
     return ranges, end
 
 
 @njit(cache=True, nogil=True)
-def _fill(addresses, ranges, row_sequence, positions, path_tokens, path_offsets, records, adjustments):  # type: ignore[no-untyped-def]
+def _fill(addresses, ranges, is_in_table, row_sequence, positions, path_tokens, path_offsets, records, adjustments):  # type: ignore[no-untyped-def]
     """Fill records and adjustments; the number of the latter."""
     used = 0
-    for s in range(len(addresses)):
+    for s in range(0 if is_in_table else len(addresses)):
         if ranges[s, 1] > used:
             adjustments[used : ranges[s, 1]] = sampling_at(addresses[s])[1][: ranges[s, 1] - used]
             used = ranges[s, 1]

@@ -33,6 +33,12 @@ SAMPLING = np.dtype(
         ("adjustments", "<i8"),  # address of `room` records of ADJUSTMENT, for a row without draft tokens
         ("counts", "<i8"),  # address of int32 [room]: how often each is in the output
         ("places", "<i8"),  # address of int32 [2 * room], hashed by token: its place in `adjustments` plus 1, 0: none
+        ("changed", "<i8"),  # address of int32 [room]: places in `adjustments` of changes that are not in the table yet
+        ("num_changed", "<i8"),  # more than `room`: all may have changed
+        # The part of an `AdjustmentTable` that is the sequence's as long as the table has this number
+        ("table", "<i8"),
+        ("table_begin", "<i8"),
+        ("table_room", "<i8"),
     ]
 )
 _FIRST_ROOM = 16
@@ -50,6 +56,7 @@ class SequenceSampling:
         self.uses_history = (
             params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         )
+        self.adjusts = self.uses_history or bool(params.logit_bias)
         is_hot = not params.is_greedy
         self._record = np.zeros(1, SAMPLING)
         self.address = address_of(self._record)
@@ -89,7 +96,8 @@ class SequenceSampling:
         adjustments, counts = np.zeros(room, ADJUSTMENT), np.zeros(room, np.int32)
         adjustments[: len(self._adjustments)], counts[: len(self._counts)] = self._adjustments, self._counts
         self._adjustments, self._counts, self._places = adjustments, counts, np.zeros(2 * room, np.int32)
-        record["room"] = room
+        self._changed = np.empty(room, np.int32)
+        record["room"], record["changed"], record["num_changed"] = room, address_of(self._changed), room + 1
         record["adjustments"], record["counts"] = address_of(adjustments), address_of(counts)
         record["places"] = address_of(self._places)
         _hash_again(self.address)
@@ -158,6 +166,7 @@ def count_tokens(address, tokens):  # type: ignore[no-untyped-def]
     """Count tokens, int32 [n]. Returns how many were counted: all, or those before a token without room."""
     one, adjustments, counts, places = sampling_at(address)
     record = one[0]
+    changed = carray(pointer(record.changed), record.room, np.int32)
     if not record.uses_history:
         record.num_tokens += len(tokens)
         return len(tokens)
@@ -171,5 +180,8 @@ def count_tokens(address, tokens):  # type: ignore[no-untyped-def]
         if record.num_tokens >= record.num_prompt_tokens:
             counts[place] += 1
             adjustments[place].subtrahend = subtrahend(record, counts[place])
+        if record.num_changed < record.room:
+            changed[record.num_changed] = place
+        record.num_changed = min(record.num_changed, record.room) + 1
         record.num_tokens += 1
     return len(tokens)

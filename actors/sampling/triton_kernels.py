@@ -152,16 +152,15 @@ def _top_p(words, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _adjust_tile(  # type: ignore[no-untyped-def]
-    logits, stride, words, allowed, num_rows, row, first, width, target, begin, end, HAS_MASK: tl.constexpr,
+    logits, stride, adjustments, allowed, row, first, width, first_id, target, begin, end, HAS_MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write to `target`, the row's scores, what the adjustments begin .. end - 1 that lie in [first, first + BLOCK)
-    make of the logits."""
-    entries = words.to(tl.pointer_type(tl.int32), bitcast=True) + num_rows * 2 * _ROW_WORDS
-    values = entries.to(tl.pointer_type(tl.float32), bitcast=True)
+    """Write to `target`, the row's scores, what the adjustments begin .. end - 1 (int32 words of `ADJUSTMENT`) that lie
+    in the columns [first, first + BLOCK) make of the logits."""
+    values = adjustments.to(tl.pointer_type(tl.float32), bitcast=True)
     for start in range(begin, end, BLOCK):
         entry = start + tl.arange(0, BLOCK)
-        column = tl.load(entries + entry * 4, mask=entry < end, other=-1)
+        column = tl.load(adjustments + entry * 4, mask=entry < end, other=-1) - first_id
         is_here = (column >= first) & (column < first + BLOCK) & (column < width)
         divisor = tl.load(values + entry * 4 + 1, mask=is_here, other=1.0)
         subtrahend = tl.load(values + entry * 4 + 2, mask=is_here, other=0.0)
@@ -176,6 +175,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     logits,  # [R, V], rows `stride` apart
     stride,
     words,  # int64, of packed_rows
+    table,  # int64, adjustments of sequences; None: they are among the words
     allowed,  # int32 [R, ceil(V / 32)]
     token_ids,  # int64 [V]
     adjusted,  # float32 [slots, V], written
@@ -186,6 +186,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     width,
     first_id,
+    HAS_TABLE: tl.constexpr,
     HAS_IDS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_BINS: tl.constexpr,
@@ -210,13 +211,17 @@ def score_kernel(  # type: ignore[no-untyped-def]
         target = adjusted + slot.to(tl.int64) * width
         tl.store(target + columns, scores, mask=inside)
         tl.debug_barrier()
+        own = words.to(tl.pointer_type(tl.int32), bitcast=True) + num_rows * 2 * _ROW_WORDS
+        shared = own
+        if HAS_TABLE:
+            shared = table.to(tl.pointer_type(tl.int32), bitcast=True)
         _adjust_tile(
-            logits, stride, words, allowed, num_rows, row, tile * BLOCK, width, target,
+            logits, stride, shared, allowed, row, tile * BLOCK, width, first_id, target,
             _int(words, row, _BEGIN), _int(words, row, _END), HAS_MASK, BLOCK,
         )  # fmt: skip
         tl.debug_barrier()
         _adjust_tile(
-            logits, stride, words, allowed, num_rows, row, tile * BLOCK, width, target,
+            logits, stride, own, allowed, row, tile * BLOCK, width, first_id, target,
             _int(words, row, _OWN_BEGIN), _int(words, row, _OWN_END), HAS_MASK, BLOCK,
         )  # fmt: skip
         tl.debug_barrier()

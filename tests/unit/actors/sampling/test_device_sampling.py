@@ -195,7 +195,7 @@ def test_rows_of_a_wider_tensor_are_read_in_place() -> None:
 def kept_by_kernels(logits: Tensor, rows: RowSampling) -> Tensor:
     """bool [R, V]: the columns above the cut of top-k and top-p, and within min-p of the best."""
     ops, packed, there = torch.ops.paceline, put(pack_rows(rows)), put(logits)
-    bests, adjusted, counts, masses, _ = ops.sample_score(there, packed, None, None, len(rows), True, False, 0)
+    bests, adjusted, counts, masses, _ = ops.sample_score(there, packed, None, None, None, len(rows), True, False, 0)
     peaks = ops.sample_histogram(there, packed, None, adjusted, bests, counts, masses)
     cuts = ops.sample_cut(there, packed, None, adjusted, counts, masses, peaks).cpu()
     plain = rows.records.copy()
@@ -375,7 +375,7 @@ def test_operators_do_what_their_schemas_and_shapes_say() -> None:
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
         return operator(*arguments)
 
-    bests, adjusted, counts, masses, sums = checked(ops.sample_score, logits, packed, None, ids, 1, True, True, 0)
+    bests, adjusted, counts, masses, sums = checked(ops.sample_score, logits, packed, None, None, ids, 1, True, True, 0)
     peaks = checked(ops.sample_histogram, logits, packed, None, adjusted, bests, counts, masses)
     cuts = checked(ops.sample_cut, logits, packed, None, adjusted, counts, masses, peaks)
     bests = checked(ops.sample_draw, logits, packed, None, ids, adjusted, bests, peaks, cuts)
@@ -390,15 +390,15 @@ from triton.compiler import ASTSource
 import triton
 from actors.sampling import successor_kernels, triton_kernels
 
-ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted="*fp32", counts="*i32", masses="*i64",
-            token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64", drawn="*i64",
-            row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32",
+ROWS = dict(logits="*bf16", stride="i32", words="*i64", table="*i64", allowed="*i32", adjusted="*fp32", counts="*i32",
+            masses="*i64", token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64",
+            drawn="*i64", row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32",
             num_parts="i32", width="i32", first_id="i32")
 TREES = dict(drawn="*i64", tokens="*i32", parents="*i32", offsets="*i32", walked="*i64", width="i32")
 PARTS = dict(logits="*bf16", stride="i32", summaries="*i64", merged="*i64", width="i32", first_id="i32",
              row_stride="i32", part_stride="i32", num_parts="i32")
-CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64,
-                 K=8, KEYS=8, IS_LAST=True)
+CONSTANTS = dict(HAS_TABLE=True, HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64,
+                 PARTS=64, NODES=64, K=8, KEYS=8, IS_LAST=True)
 for name, types, warps in (("score", ROWS, 8), ("histogram", ROWS, 8), ("cut", ROWS, 16), ("draw", ROWS, 8),
                            ("reduce", ROWS, 1), ("walk", TREES, 1), ("summary", PARTS, 8), ("merge", PARTS, 4)):
     kernel = vars(triton_kernels if types is not PARTS else successor_kernels)[name + "_kernel"]
