@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ class PackedBatch(NamedTuple):
     visible_ends: np.ndarray  # int32 [rows]: own slot + 1 of a committed row, the tree start of a draft node
     ancestors: np.ndarray  # int64 [rows, words]: bit i: sees the node in slot tree_start + i; 0 for committed rows
     node_positions: np.ndarray  # int32 [S, 64 * words]: position of each draft node
+    max_context: int  # logical slots of the longest sequence
 
     @property
     def num_rows(self) -> int:
@@ -81,7 +82,7 @@ def pack(parts: Sequences[SequenceRows], trees: Trees | None = None) -> PackedBa
     if they are known."""
     if trees is None:
         trees = trees_of(parts)
-    rows: tuple[np.ndarray, ...] = _lay_out(
+    rows: tuple[Any, ...] = _lay_out(
         np.array([(part.sequence.address, part.count, part.first_node) for part in parts], np.int64), *trees
     )
     return PackedBatch(parts[0].sequence.block_size, *rows)
@@ -114,7 +115,7 @@ def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
     """
     num_sequences = len(shapes)
     words = num_words(_largest_branching_tree(parents, offsets))
-    num_rows = max_blocks = 0
+    num_rows = max_blocks = max_context = 0
     for s in range(num_sequences):
         num_rows += shapes[s, 1] + offsets[s + 1] - offsets[s] - shapes[s, 2]
         max_blocks = max(max_blocks, sequence_at(shapes[s, 0])[0][0].num_blocks)
@@ -139,6 +140,7 @@ def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
         known, begin = computed + shapes[s, 1], computed + shapes[s, 2]
         own_tokens, own_parents = tokens[offsets[s] : offsets[s + 1]], parents[offsets[s] : offsets[s + 1]]
         context = known + len(own_parents)
+        max_context = max(max_context, context)
         start = context if _is_chain(own_parents) else known
         begins[s], tree_starts[s], first_rows[s + 1] = begin, start, row + context - begin
         for node in range(context - start):
@@ -158,5 +160,5 @@ def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
             row += 1
     return (
         token_ids, positions, slots, first_rows, begins, tree_starts, block_tables, visible_ends, ancestors,
-        node_positions,
+        node_positions, max_context,
     )  # fmt: skip

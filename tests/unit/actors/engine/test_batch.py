@@ -53,8 +53,9 @@ def test_rows_are_the_uncomputed_tokens_and_nodes_of_each_sequence_in_order(fore
     assert batch.token_ids.tolist() == tokens
     assert batch.positions.tolist() == positions
     assert batch.slots.tolist() == slots
+    assert batch.max_context == batch.contexts.max()
     assert batch.num_rows == batch.first_rows[-1] == len(tokens)
-    dtypes = {name: getattr(batch, name).dtype for name in batch._fields if name != "block_size"}
+    dtypes = {name: getattr(batch, name).dtype for name in batch._fields if name not in ("block_size", "max_context")}
     wide = {"token_ids", "positions", "slots", "ancestors"}
     assert dtypes == {name: np.int64 if name in wide else np.int32 for name in dtypes}
 
