@@ -34,10 +34,12 @@ def likeliest_after(
     batch = pack(parts)
     num_wanted = sum(wanted)
     num_logits = row_tier(num_wanted) if num_wanted == batch.num_rows else power_tier(num_wanted)
-    ids = None if vocab_map is None or not len(sampling.tokens) else vocab_map.cpu().numpy()
+    ids = None if vocab_map is None or not len(sampling.adjustments) else vocab_map.cpu().numpy()
     packed = pack_sampling(sampling, runner.num_outputs, num_logits, ids)
     rows = last_rows(batch.first_rows, np.array(wanted))
-    inputs = runner.send(batch, rows, num_logits, [Part(packed.words, packed.words.shape)])
+    inputs = runner.send(
+        batch, rows, num_logits, [Part(packed.rows, (packed.num_words,), following=packed.adjustments)]
+    )
 
     def launch() -> torch.Tensor:
         tokens, probs = likeliest_packed(

@@ -280,7 +280,7 @@ class DraftEngine:
         """Blocks that a sequence (None: a new one) lacks for `more` slots after its text."""
         if sequence is None:
             return -(-more // self.pool.block_size)
-        return max(0, -(-(sequence.length + more) // self.pool.block_size) - len(sequence.blocks))
+        return max(0, -(-(sequence.length + more) // self.pool.block_size) - sequence.num_blocks)
 
     def _make_room(self, items: Sequences[DraftItem]) -> None:
         """Give up everything that was drafted ahead if the blocks might not suffice for these items."""

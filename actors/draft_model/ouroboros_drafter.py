@@ -257,8 +257,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         slots = sequence.slots(sequence.length, sequence.length + len(step.trie))
         first = draft.num_computed
         draft.num_computed += len(step.path)
-        places = slots[first : draft.num_computed].tolist()
-        self._runner.kv.move(dict(zip(places, slots[step.path].tolist(), strict=True)))
+        self._runner.kv.move(np.stack([slots[step.path], slots[first : draft.num_computed]]))
 
     def _advance_window(self, step: _Step, logits: torch.Tensor) -> None:
         if not step.ends:

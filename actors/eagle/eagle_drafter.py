@@ -353,6 +353,7 @@ def _pack(
         visible_ends=(tree_starts.repeat(counts) if sights else visible_ends).astype(np.int32),
         ancestors=ancestors,
         node_positions=np.zeros((len(contexts), 64 * ancestors.shape[1]), np.int32),
+        max_context=int(ends.max()),
     )
 
 

@@ -8,9 +8,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-_ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
+ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
 _FIRST_BYTES = 1 << 16
 _MOST_LAYOUTS = 1024
+
+
+class Views:
+    """What is to be seen of a part on the device, instead of the part: offsets in bytes, types and shapes. Equal to no
+    other."""
+
+    def __init__(self, views: Sequences[tuple[int, type[np.generic], tuple[int, ...]]]) -> None:
+        self.views = views
 
 
 class Part(NamedTuple):
@@ -19,6 +27,8 @@ class Part(NamedTuple):
     array: np.ndarray
     shape: tuple[int, ...]
     fill: int = 0
+    following: np.ndarray | None = None  # comes right after the array, which is 1-D
+    views: Views | None = None
 
 
 class CopyEvent(Protocol):
@@ -31,8 +41,12 @@ class CopyEvent(Protocol):
         ...
 
 
+_Key = tuple[tuple[tuple[int, ...], str, Views | None], ...]
+
+
 class _Layout(NamedTuple):
-    num_bytes: int
+    used: torch.Tensor  # bytes of the host's buffer
+    used_on_device: torch.Tensor
     host: list[np.ndarray]
     device: list[torch.Tensor]
 
@@ -53,44 +67,48 @@ class Arena:
         is_pinned = self._device.type == "cuda"
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
         self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
-        self._layouts: dict[tuple[tuple[tuple[int, ...], str], ...], _Layout] = {}
+        self._layouts: dict[_Key, _Layout] = {}
 
     def send(self, parts: Sequences[Part]) -> list[torch.Tensor]:
-        """The arrays on the device, in order. They hold until the next call, before which the device must have read
-        them."""
-        key = tuple([(shape, array.dtype.char) for array, shape, _ in parts])
+        """The arrays on the device, or what is to be seen of them, in order. They hold until the next call, before
+        which the device must have read them."""
+        key = tuple([(shape, array.dtype.char, views) for array, shape, _, _, views in parts])
         if self._copied is not None:
             self._copied.synchronize()  # a copy of before may still be queued; after a round that was read, it is not
         layout = self._layouts.get(key) or self._lay_out(key)
-        for (array, shape, fill), place in zip(parts, layout.host, strict=True):
+        for (array, shape, fill, following, _), place in zip(parts, layout.host, strict=True):
             if array.shape == shape:
                 place[:] = array
             elif len(shape) == 1:
                 count = len(array)
                 place[:count] = array
-                place[count:] = fill
+                if following is not None:  # nothing reads what comes after it
+                    place[count : count + len(following)] = following
+                elif count < shape[0]:
+                    place[count:] = fill
             else:
                 place.fill(fill)
                 place[tuple([slice(size) for size in array.shape])] = array
-        used = layout.num_bytes
-        self._on_device[:used].copy_(self._host[:used], non_blocking=True)
+        layout.used_on_device.copy_(layout.used, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         return layout.device
 
-    def _lay_out(self, key: tuple[tuple[tuple[int, ...], str], ...]) -> _Layout:
-        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in key]
-        ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()
+    def _lay_out(self, key: _Key) -> _Layout:
+        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype, _ in key]
+        ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         if ends[-1] > len(self._host):
             self.generation += 1
             self._allocate(1 << (ends[-1] - 1).bit_length())
         host, device = [], []
-        for (shape, dtype), size, begin in zip(key, sizes, [0, *ends], strict=False):
-            view = self._host[begin : begin + size].numpy().view(dtype).reshape(shape)
-            host.append(view)
-            of_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-            device.append(self._on_device[begin : begin + size].view(of_dtype).view(shape))
+        for (shape, dtype, views), size, begin in zip(key, sizes, [0, *ends], strict=False):
+            host.append(self._host[begin : begin + size].numpy().view(dtype).reshape(shape))
+            for offset, kind, own_shape in [(0, np.dtype(dtype).type, shape)] if views is None else views.views:
+                first = begin + offset
+                of_dtype = torch.from_numpy(np.empty(0, kind)).dtype
+                num_bytes = int(np.prod(own_shape)) * np.dtype(kind).itemsize
+                device.append(self._on_device[first : first + num_bytes].view(of_dtype).view(own_shape))
         if len(self._layouts) >= _MOST_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]  # the oldest; laid out again, it has the same places
-        layout = self._layouts[key] = _Layout(ends[-1], host, device)
+        layout = self._layouts[key] = _Layout(self._host[: ends[-1]], self._on_device[: ends[-1]], host, device)
         return layout

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numba import njit
 
-from actors.engine.sequence import Sequence
+from actors.engine.draft_trees import Trees, joined
+from actors.engine.sequence import Sequence, sequence_at
 
 NODES_OF_A_WORD = 64  # ancestor bits
-_NO_NODES = np.empty(0, np.int32)
 
 
 class SequenceRows(msgspec.Struct, frozen=True, gc=False):
@@ -32,8 +32,7 @@ class SequenceRows(msgspec.Struct, frozen=True, gc=False):
         return self.count + len(self.tree_tokens) - self.first_node
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBatch:
+class PackedBatch(NamedTuple):
     """All rows of S sequences in one [1, rows] input, and what each row sees.
 
     A sequence's logical slots are its committed tokens, then the nodes of its draft tree. A row sees every logical slot
@@ -52,6 +51,7 @@ class PackedBatch:
     visible_ends: np.ndarray  # int32 [rows]: own slot + 1 of a committed row, the tree start of a draft node
     ancestors: np.ndarray  # int64 [rows, words]: bit i: sees the node in slot tree_start + i; 0 for committed rows
     node_positions: np.ndarray  # int32 [S, 64 * words]: position of each draft node
+    max_context: int  # logical slots of the longest sequence
 
     @property
     def num_rows(self) -> int:
@@ -73,27 +73,19 @@ def num_words(num_nodes: int) -> int:
     return words
 
 
-def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
-    """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots."""
-    shapes: list[int] = []
-    token_ids, parents = [], []
-    block_tables = np.zeros((len(parts), max([len(part.sequence.blocks) for part in parts])), dtype=np.int32)
-    for part, row in zip(parts, block_tables, strict=True):
-        sequence, count, first_node, own_parents = part.sequence, part.count, part.first_node, part.tree_parents
-        table = sequence.block_table
-        row[: len(table)] = table
-        shapes += (sequence.num_computed, count, first_node, len(own_parents))
-        token_ids.append(sequence.pending(count))
-        if len(own_parents):
-            token_ids.append(part.tree_tokens[first_node:] if first_node else part.tree_tokens)
-            parents.append(own_parents)
-    rows: tuple[np.ndarray, ...] = _lay_out(
-        np.array(shapes).reshape(-1, 4),
-        np.concatenate(parents, dtype=np.int32) if parents else _NO_NODES,
-        block_tables,
-        block_size := parts[0].sequence.block_size,
+def trees_of(parts: Sequences[SequenceRows]) -> Trees:
+    return joined([part.tree_tokens for part in parts], [part.tree_parents for part in parts])
+
+
+def pack(parts: Sequences[SequenceRows], trees: Trees | None = None) -> PackedBatch:
+    """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots. trees: `trees_of(parts)`,
+    if they are known."""
+    if trees is None:
+        trees = trees_of(parts)
+    rows: tuple[Any, ...] = _lay_out(
+        np.array([(part.sequence.address, part.count, part.first_node) for part in parts], np.int64), *trees
     )
-    return PackedBatch(block_size, np.concatenate(token_ids, dtype=np.int64), *rows)
+    return PackedBatch(parts[0].sequence.block_size, *rows)
 
 
 @njit(cache=True, nogil=True)
@@ -105,43 +97,50 @@ def _is_chain(parents: np.ndarray) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _largest_branching_tree(shapes: np.ndarray, parents: np.ndarray) -> int:
-    """Nodes of the largest tree that is no chain. Arguments as for `_lay_out`."""
-    largest, first = 0, 0
-    for s in range(len(shapes)):
-        nodes = shapes[s, 3]
-        if nodes > largest and not _is_chain(parents[first : first + nodes]):
-            largest = nodes
-        first += nodes
+def _largest_branching_tree(parents: np.ndarray, offsets: np.ndarray) -> int:
+    """Nodes of the largest tree that is no chain. Arguments as of `Trees`."""
+    largest = 0
+    for tree in range(len(offsets) - 1):
+        first, end = offsets[tree], offsets[tree + 1]
+        if end - first > largest and not _is_chain(parents[first:end]):
+            largest = end - first
     return largest
 
 
 @njit(cache=True, nogil=True)
-def _lay_out(shapes, parents, block_tables, block_size):  # type: ignore[no-untyped-def]
-    """The arrays of a `PackedBatch` after the token ids, in order.
+def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
+    """The arrays of a `PackedBatch`, in order.
 
-    shapes: int64 [S, 4], tokens computed before, tokens to compute, first node to compute, nodes. parents: int32 [all
-    nodes], within each tree.
+    shapes: int64 [S, 3], address of the sequence, tokens to compute, first node to compute. Others as of `Trees`.
     """
     num_sequences = len(shapes)
-    words = num_words(_largest_branching_tree(shapes, parents))
-    num_rows = 0
+    words = num_words(_largest_branching_tree(parents, offsets))
+    num_rows = max_blocks = max_context = 0
     for s in range(num_sequences):
-        num_rows += shapes[s, 1] + shapes[s, 3] - shapes[s, 2]
-    positions, slots = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+        num_rows += shapes[s, 1] + offsets[s + 1] - offsets[s] - shapes[s, 2]
+        max_blocks = max(max_blocks, sequence_at(shapes[s, 0])[0][0].num_blocks)
+    token_ids, positions, slots = (
+        np.empty(num_rows, np.int64),
+        np.empty(num_rows, np.int64),
+        np.empty(num_rows, np.int64),
+    )
     first_rows = np.zeros(num_sequences + 1, np.int32)
     begins, tree_starts = np.empty(num_sequences, np.int32), np.empty(num_sequences, np.int32)
+    block_tables = np.empty((num_sequences, max_blocks), np.int32)
     visible_ends = np.empty(num_rows, np.int32)
     ancestors = np.zeros((num_rows, words), np.int64)
     node_positions = np.zeros((num_sequences, NODES_OF_A_WORD * words), np.int32)
     bits = np.empty((NODES_OF_A_WORD * words, words), np.int64)
-    row = first_parent = 0
+    row = 0
     for s in range(num_sequences):
-        computed, count, first_node, num_nodes = shapes[s]
-        known, begin = computed + count, computed + first_node
-        context = known + num_nodes
-        own_parents = parents[first_parent : first_parent + num_nodes]
-        first_parent += num_nodes
+        one, known_tokens, blocks, _, _ = sequence_at(shapes[s, 0])
+        computed, block_size, num_blocks = one[0].num_computed, one[0].block_size, one[0].num_blocks
+        block_tables[s, :num_blocks] = blocks[:num_blocks]
+        block_tables[s, num_blocks:] = 0
+        known, begin = computed + shapes[s, 1], computed + shapes[s, 2]
+        own_tokens, own_parents = tokens[offsets[s] : offsets[s + 1]], parents[offsets[s] : offsets[s + 1]]
+        context = known + len(own_parents)
+        max_context = max(max_context, context)
         start = context if _is_chain(own_parents) else known
         begins[s], tree_starts[s], first_rows[s + 1] = begin, start, row + context - begin
         for node in range(context - start):
@@ -151,11 +150,15 @@ def _lay_out(shapes, parents, block_tables, block_size):  # type: ignore[no-unty
                 bits[node, word] = 0 if parent < 0 else bits[parent, word]
             bits[node, node // NODES_OF_A_WORD] |= np.int64(1) << (node % NODES_OF_A_WORD)
         for slot in range(begin, context):
-            slots[row] = np.int64(block_tables[s, slot // block_size]) * block_size + slot % block_size
+            token_ids[row] = known_tokens[slot] if slot < known else own_tokens[slot - known]
+            slots[row] = np.int64(blocks[slot // block_size]) * block_size + slot % block_size
             if slot < start:
                 positions[row], visible_ends[row] = slot, slot + 1
             else:
                 positions[row], visible_ends[row] = node_positions[s, slot - start], start
                 ancestors[row] = bits[slot - start]
             row += 1
-    return positions, slots, first_rows, begins, tree_starts, block_tables, visible_ends, ancestors, node_positions
+    return (
+        token_ids, positions, slots, first_rows, begins, tree_starts, block_tables, visible_ends, ancestors,
+        node_positions, max_context,
+    )  # fmt: skip

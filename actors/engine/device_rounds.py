@@ -14,13 +14,15 @@ import numpy as np
 import torch
 
 from actors.engine.arena import Part
-from actors.engine.batch import NODES_OF_A_WORD, SequenceRows, num_words, pack
+from actors.engine.batch import NODES_OF_A_WORD, PackedBatch, SequenceRows, num_words, pack
 from actors.engine.device_inputs import DeviceInputs
+from actors.engine.draft_trees import largest_tree
 from actors.engine.draws import Draws, Emitted
 from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.messages import Successors
 from actors.models.collectives import gather_ranks
+from actors.sampling.adjustment_table import AdjustmentTable
 from actors.sampling.device_sampling import NO_TREE, draw, draw_packed, walk_trees
 from actors.sampling.device_shards import Shard, draw_from_shards, num_leaders
 from actors.sampling.device_successors import likeliest_of, merged, summarize
@@ -37,6 +39,7 @@ class _Shape(NamedTuple):
     keeps_logits: bool
     is_sharded: bool  # ranks draw from their shares of the vocabulary
     leaders: int  # then, of each rank, as of `num_leaders`
+    table: int  # generation of the table of adjustments
 
 
 class _Launched(NamedTuple):
@@ -54,9 +57,11 @@ class DeviceRounds:
         self._runner = runner
         self._vocab_size = vocab_size
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
+        self._table = AdjustmentTable(runner.device)
+        self.rows_for = self._table.rows_for
 
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
-        batch = pack(parts)
+        batch = pack(parts, None if draws is None or draws.num_trees < len(parts) else draws.trees)
         # Each rank of a group computes as many rows of logits, whether it draws or not.
         num_trees = power_tier(sum(count > 0 for count in wanted))
         num_logits = row_tier(sum(wanted))
@@ -68,23 +73,36 @@ class DeviceRounds:
             self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
         more, shape = self._lay_out(draws, num_trees, num_logits)
-        inputs = self._runner.send(batch, rows, num_logits, more)
+        inputs = self._send(batch, rows, num_logits, more)
         launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
         values = launched.result.cpu().numpy()
+        self._table.confirm()
         size = num_trees * (2 + shape.nodes)
         walked = values[:size].reshape(num_trees, 2 + shape.nodes)
-        own = len(draws.trees.offsets) - 1
+        own = draws.num_trees
         unfinished = np.flatnonzero(walked[:own, 1] < 0)
         if len(unfinished):
             self._redraw(draws, unfinished, launched, inputs, shape)
             walked = _walked(launched.result, num_trees, shape).cpu().numpy()
-        paths = [row[2 : 2 + row[0]].astype(np.int32) for row in walked[:own]]
+        nodes, counts = walked[:own, 2:].astype(np.int32), walked[:own, 0].tolist()
+        paths = [row[:count] for row, count in zip(nodes, counts, strict=True)]
         return Emitted(
             next_tokens=walked[:own, 1].tolist(),
             paths=paths,
             successors=_successors(values[size:].reshape(num_logits, -1)[: len(rows)]),
             logits=launched.logits if draws.keeps_logits else None,
         )
+
+    def _send(self, batch: PackedBatch, rows: np.ndarray, num_logits: int, more: Sequences[Part]) -> DeviceInputs:
+        """As `ModelRunner.send`; brings the table of adjustments up to date."""
+        places, contents = self._table.updates
+        size = power_tier(len(places))
+        updates = [Part(contents, (size, contents.shape[1])), Part(places, (size,), self._table.capacity)]
+        inputs = self._runner.send(batch, rows, num_logits, more, updates)
+        if size:
+            contents_there, places_there = inputs.updates
+            self._table.write(places_there, contents_there)
+        return inputs
 
     @torch.inference_mode()
     def _redraw(
@@ -99,17 +117,16 @@ class DeviceRounds:
         rows = rows[launched.drawn.cpu().numpy()[rows] < 0]
         places = torch.from_numpy(rows).to(launched.drawn.device)
         whole = shard.gather(launched.logits[places])
-        launched.drawn[places] = draw(whole, draws.sampling.take(rows)).tokens
+        launched.drawn[places] = draw(whole, draws.sampling.take(rows), table=self._table.tensor).tokens
         _walk(launched.drawn, inputs, shape, launched.result)
 
     def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:
         sampling, trees = draws.sampling, draws.trees
         shard = self._runner.vocabulary_shard
         is_sharded = shard is not None and not draws.keeps_logits
-        ids = shard.ids if shard is not None and is_sharded else None
-        packed = pack_sampling(sampling, self._vocab_size if ids is None else len(ids), num_logits, ids)
+        packed = pack_sampling(sampling, self._vocab_size, num_logits)
         more = [
-            Part(packed.words, packed.words.shape),
+            Part(packed.rows, (packed.num_words,), following=packed.adjustments),
             Part(trees.tokens, (num_logits,)),
             Part(trees.parents, (num_logits,)),
             Part(trees.offsets.astype(np.int32), (num_trees + 1,), NO_TREE),
@@ -117,11 +134,12 @@ class DeviceRounds:
         return more, _Shape(
             adjusted_rows=packed.num_slots,
             truncates=packed.truncates,
-            nodes=NODES_OF_A_WORD * num_words(int(np.diff(trees.offsets).max())),
+            nodes=NODES_OF_A_WORD * num_words(largest_tree(trees.offsets)),
             successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
             leaders=num_leaders(sampling) if is_sharded else 0,
+            table=self._table.generation,
         )
 
     def _compute(self, inputs: DeviceInputs) -> None:
@@ -139,13 +157,19 @@ class DeviceRounds:
         shard = self._runner.vocabulary_shard
         keeps_logits = shape.keeps_logits
         if shard is not None and shape.is_sharded:
-            own = Shard(logits, packed, shard.first_id, shape.adjusted_rows)
+            own = Shard(logits, packed, shard.first_id, shape.adjusted_rows, self._table.tensor)
             drawn = draw_from_shards(own, shape.leaders, shard.out_features, gather_ranks)
             keeps_logits = shape.leaders > 1
         else:
             if shard is not None:
                 logits = shard.gather(logits)
-            drawn = draw_packed(logits, packed, num_slots=shape.adjusted_rows, truncates=shape.truncates).tokens
+            drawn = draw_packed(
+                logits,
+                packed,
+                num_slots=shape.adjusted_rows,
+                truncates=shape.truncates,
+                table=self._table.tensor,
+            ).tokens
         _walk(drawn, inputs, shape, result)
         return _Launched(result, drawn, logits if keeps_logits else None)
 

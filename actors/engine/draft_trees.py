@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from actors.draft_tree import DraftTree
 
+_NO_NODES = np.empty(0, np.int32)
 _INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+
+
+class Trees(NamedTuple):
+    """Draft trees one after the other; a tree without nodes is a lone root."""
+
+    tokens: np.ndarray  # int32 [N]
+    parents: np.ndarray  # int32 [N], within the tree
+    offsets: np.ndarray  # int64 [T + 1]: nodes of tree t are offsets[t] .. offsets[t + 1] - 1
+
+
+def joined(tokens: Sequences[np.ndarray], parents: Sequences[np.ndarray]) -> Trees:
+    """tokens, parents: int [n] of each tree."""
+    offsets = offsets_of([*map(len, parents)])
+    if offsets[-1] == 0:
+        return Trees(_NO_NODES, _NO_NODES, offsets)
+    return Trees(np.concatenate(tokens, dtype=np.int32), np.concatenate(parents, dtype=np.int32), offsets)
 
 
 def offsets_of(counts: Sequences[int]) -> np.ndarray:
@@ -18,41 +36,49 @@ def offsets_of(counts: Sequences[int]) -> np.ndarray:
     return np.array([*accumulate(counts, initial=0)])
 
 
-def valid_trees(trees: Sequences[DraftTree], vocab_size: int) -> list[bool]:
-    """`DraftTree.is_valid` of each."""
-    if not all(map(_is_as_on_the_wire, trees)):
-        return [tree.is_valid(vocab_size) for tree in trees]
-    counts = [len(tree.token_ids) for tree in trees]
-    if not any(counts):
-        return [True] * len(trees)
-    valid: list[bool] = _valid(
-        np.concatenate([tree.token_ids for tree in trees]),
-        np.concatenate([tree.parents for tree in trees]),
-        np.concatenate([tree.confidence for tree in trees]),
-        offsets_of(counts),
-        vocab_size,
-    ).tolist()
-    return valid
+@njit(cache=True, nogil=True)
+def largest_tree(offsets: np.ndarray) -> int:
+    """Nodes of it."""
+    largest = 0
+    for tree in range(len(offsets) - 1):
+        largest = max(largest, offsets[tree + 1] - offsets[tree])
+    return largest
 
 
-def _is_as_on_the_wire(tree: DraftTree) -> bool:
-    """Whether the tree has arrays of one length and of the usual types."""
-    token_ids, parents, confidence = tree.token_ids, tree.parents, tree.confidence
-    return (
-        len(token_ids) == len(parents) == len(confidence)
-        and token_ids.dtype is _INT32
-        and parents.dtype is _INT32
-        and confidence.dtype is _FLOAT32
-        and tree.required is None
+def valid_trees(trees: Sequences[DraftTree], vocab_size: int) -> tuple[list[bool], Trees | None]:
+    """`DraftTree.is_valid` of each, and all of them joined if all are valid."""
+    tokens = [tree.token_ids for tree in trees]
+    parents = [tree.parents for tree in trees]
+    confidence = [tree.confidence for tree in trees]
+    is_as_on_the_wire = (
+        [*map(len, tokens)] == [*map(len, parents)] == [*map(len, confidence)]
+        and _are_of(_INT32, tokens)
+        and _are_of(_INT32, parents)
+        and _are_of(_FLOAT32, confidence)
+        and all(tree.required is None for tree in trees)
     )
+    if not is_as_on_the_wire:
+        return [tree.is_valid(vocab_size) for tree in trees], None
+    together = joined(tokens, parents)
+    if not len(together.tokens):
+        return [True] * len(trees), together
+    valid: list[bool] = _valid(*together, np.concatenate(confidence), vocab_size).tolist()
+    return valid, together if all(valid) else None
+
+
+def _are_of(dtype: np.dtype, arrays: Sequences[np.ndarray]) -> bool:
+    for array in arrays:  # noqa: SIM110  # three times as fast as `all`
+        if array.dtype is not dtype:
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True)
 def _valid(
     token_ids: np.ndarray,  # int32 [all nodes]
     parents: np.ndarray,  # int32
-    confidence: np.ndarray,  # float32
     offsets: np.ndarray,
+    confidence: np.ndarray,  # float32
     vocab_size: int,
 ) -> np.ndarray:
     """bool [T]."""

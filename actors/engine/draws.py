@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from actors.engine.draft_trees import Trees
 from actors.messages import Successors
 from actors.sampling.rows import RowSampling
 
 
-class Trees(NamedTuple):
-    """The draft trees of the emitting sequences, one after the other; a tree without nodes is a lone root."""
-
-    tokens: np.ndarray  # int32 [N]
-    parents: np.ndarray  # int32 [N], within the tree
-    offsets: np.ndarray  # int64 [T + 1]: nodes of tree t are offsets[t] .. offsets[t + 1] - 1
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draws:
     """Tokens to draw after the root and each node of T trees of together N nodes."""
 
@@ -29,8 +21,12 @@ class Draws:
     num_successors: int  # most probable tokens to report of each row
     keeps_logits: bool
 
+    @property
+    def num_trees(self) -> int:
+        return len(self.trees.offsets) - 1
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Emitted:
     """What the target says after each of T trees."""
 

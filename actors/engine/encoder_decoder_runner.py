@@ -44,9 +44,6 @@ class EncoderDecoderSequence(Sequence):
     def publish(self) -> None:
         """No block is shared."""
 
-    def _keep(self, path: list[int], kv: KvCache) -> None:
-        """Nothing is in the pool's slots."""
-
     def free(self) -> None:
         super().free()
         self.memory = None

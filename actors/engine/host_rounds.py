@@ -12,6 +12,7 @@ from actors.engine.draws import Draws, Emitted
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
 from actors.messages import Successors
+from actors.sampling.rows import rows_for
 from actors.sampling.sampler import sample_tokens
 from actors.sampling.top_tokens import most_probable
 from actors.sampling.verification import walk_trees
@@ -19,6 +20,7 @@ from actors.sampling.verification import walk_trees
 
 class HostRounds:
     draw_on_all_ranks = False
+    rows_for = staticmethod(rows_for)
 
     def __init__(self, runner: ModelRunner | EncoderDecoderRunner) -> None:
         self._runner = runner

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+_NO_MOVES = np.empty((2, 0), np.int64)
+
 
 def check_device(device: torch.device) -> None:
     """Raises torch's error when a device has failed for good: after some errors of CUDA every later call fails."""
@@ -53,8 +55,8 @@ class KvCache:
         self._shares_values = [layer.shares_values for layer in layers]
         # int64 [layers, 2]: where each layer's keys and values are
         self.addresses = np.array([[tensor.data_ptr() for tensor in layer] for layer in self._layers], dtype=np.int64)
-        self._gathered: dict[tuple[torch.dtype, torch.Size, bool], torch.Tensor] = {}
-        self._moves: dict[int, int] = {}  # that `settle` has still to do: source by destination
+        self._gathered: dict[tuple[torch.dtype, torch.Size, int, bool], torch.Tensor] = {}
+        self._moves = _NO_MOVES  # that `settle` has still to do
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer."""
@@ -76,40 +78,42 @@ class KvCache:
         # numpy's zeros take memory from the system at the first write, torch's at once.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
-    def gather(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of some slots (int64 [n]), each [n, kv_heads, head_dim]. The next call overwrites them."""
+    def gather(self, layer: int, blocks: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the slots of some blocks (int32 [n]), each [n * block_size, kv_heads, head_dim]. The next
+        call overwrites them."""
         keys, values = self._layers[layer]
-        gathered = self._gather(keys, slots, False)
+        gathered = self._gather(keys, blocks, block_size, False)
         if self._shares_values[layer]:
             return gathered, gathered[..., : values.shape[-1]]
-        return gathered, self._gather(values, slots, True)
+        return gathered, self._gather(values, blocks, block_size, True)
 
-    def _gather(self, tensor: torch.Tensor, slots: torch.Tensor, is_value: bool) -> torch.Tensor:
+    def _gather(self, tensor: torch.Tensor, blocks: torch.Tensor, block_size: int, is_value: bool) -> torch.Tensor:
         # Reused: on CPU, page faults of a new buffer for each layer cost several times the copy.
-        kind = tensor.dtype, tensor.shape[1:], is_value
+        kind = tensor.dtype, tensor.shape[1:], block_size, is_value
         buffer = self._gathered.get(kind)
-        if buffer is None or len(buffer) < len(slots):
-            buffer = tensor.new_empty((len(slots) + len(slots) // 4, *tensor.shape[1:]))
-            self._gathered[kind] = buffer
-        return torch.index_select(tensor, 0, slots, out=buffer[: len(slots)])
+        if buffer is None or len(buffer) < len(blocks):
+            room = len(blocks) + len(blocks) // 4
+            buffer = self._gathered[kind] = tensor.new_empty((room, block_size, *tensor.shape[1:]))
+        by_block = tensor[: self.num_slots].unflatten(0, (-1, block_size))
+        return torch.index_select(by_block, 0, blocks, out=buffer[: len(blocks)]).flatten(0, 1)
 
-    def move(self, moves: dict[int, int]) -> None:
-        """Copy slots in all layers, at the latest before the next forward. moves: source by destination; the two may
-        overlap."""
-        waiting = self._moves.keys()
-        if not (waiting.isdisjoint(moves) and waiting.isdisjoint(moves.values())):
-            self.settle()
-        self._moves.update(moves)
+    def move(self, moves: np.ndarray) -> None:
+        """Copy slots moves[0] to moves[1], int64 [2, n], in all layers, at the latest before the next forward. The two
+        may overlap."""
+        if self._moves.size:
+            if np.isin(moves, self._moves[1]).any():
+                self.settle()
+            moves = np.concatenate([self._moves, moves], axis=1)
+        self._moves = moves
 
     def take_moves(self) -> np.ndarray:
         """int64 [2, n]: sources and destinations of the moves that are waiting, for one `copy_slots`."""
-        moves = np.array([[*self._moves.values()], [*self._moves]], dtype=np.int64)
-        self._moves.clear()
+        moves, self._moves = self._moves, _NO_MOVES
         return moves
 
     def settle(self) -> None:
         """Do all moves, those of all sequences at once."""
-        if self._moves:
+        if self._moves.size:
             self.copy_slots(torch.from_numpy(self.take_moves()).to(self.device))
 
     def copy_slots(self, moves: torch.Tensor) -> None:

@@ -162,13 +162,18 @@ class ModelRunner:
         return self._arena is not None
 
     def send(
-        self, batch: PackedBatch, logit_rows: np.ndarray, num_logits: int, more: Sequences[Part] = ()
+        self,
+        batch: PackedBatch,
+        logit_rows: np.ndarray,
+        num_logits: int,
+        more: Sequences[Part] = (),
+        updates: Sequences[Part] = (),
     ) -> DeviceInputs:
         """Copy a batch to the device, and what was accepted before to its slots. num_logits: of `logit_rows` (int64,
-        ascending) with padding. more: arrays of the caller that travel along."""
+        ascending) with padding. more, updates: arrays of the caller that travel along."""
         assert self._arena is not None
         moves, padding_slot = self.kv.take_moves(), self.kv.padding_slot
-        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more)
+        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more, updates)
         if inputs.moves.shape[1]:
             self.kv.copy_slots(inputs.moves)
         return inputs

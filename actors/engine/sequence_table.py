@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from actors.engine.block_pool import BlockPool
 from actors.engine.kv_cache import KvCache
-from actors.engine.sequence import Sequence, accepted_paths
-from actors.messages import DraftItem, SequenceDelta, SequenceStart, VerifyItem
+from actors.engine.round_items import ITEM, NEW, READY, STALE, STARVED, apply_deltas, judge_deltas
+from actors.engine.sequence import Sequence
+from actors.messages import DraftItem, SequenceDelta, SequenceStart, VerifyItem, no_tokens
 
 _Item = TypeVar("_Item", VerifyItem, DraftItem)
 
@@ -19,6 +22,13 @@ def distinct(items: Sequences[_Item]) -> list[_Item]:
     for item in items:
         first.setdefault(item.delta.seq_id, item)
     return list(first.values())
+
+
+class TakenIn(NamedTuple):
+    """The sequences of a round after their deltas."""
+
+    sequences: list[Sequence | None]
+    rows: np.ndarray  # ITEM, of each sequence
 
 
 class SequenceTable:
@@ -60,35 +70,80 @@ class SequenceTable:
             return None
         return sequence
 
-    def accepted_paths(self, items: Sequences[VerifyItem]) -> list[list[int]]:
-        """For each item, what its delta accepts of its sequence's last tree."""
+    def take_in(self, items: Sequences[VerifyItem], num_nodes: Sequences[int]) -> TakenIn:
+        """Apply the deltas of a round and reserve room for its rows. num_nodes: of the draft tree of each item."""
         deltas = [item.delta for item in items]
-        return accepted_paths([self._sequences.get(delta.seq_id) for delta in deltas], [d.token_ids for d in deltas])
+        sequences = [
+            self._sequences.get(delta.seq_id) if delta.start else self.find(delta, item.begin)
+            for delta, item in zip(deltas, items, strict=True)
+        ]
+        rows = self._bring_up_to_date(sequences, deltas, [item.max_rows for item in items], num_nodes)
+        return TakenIn(sequences, rows)
 
-    def bring_up_to_date(
-        self, sequence: Sequence, delta: SequenceDelta, max_rows: int, path: list[int] | None = None
-    ) -> bool:
-        """Apply the delta and reserve room for up to max_rows of its uncomputed tokens. path: what the delta accepts of
-        the last tree, if that is known.
+    def bring_up_to_date(self, sequence: Sequence, delta: SequenceDelta, max_rows: int) -> bool:
+        """Apply the delta to the sequence that `find` has found, and reserve room for up to max_rows of its uncomputed
+        tokens. Returns False and changes nothing if there is no room."""
+        rows = self._bring_up_to_date([sequence], [delta], [max_rows], [0])
+        return bool(rows["status"][0] == READY)
 
-        Returns False and changes nothing if there is no room.
-        """
-        if delta.start > 0:
-            new = len(delta.token_ids)
-            if not sequence.reserve(min(sequence.length + new, sequence.num_computed + new + max_rows)):
-                return False
-            if path is None:
-                (path,) = accepted_paths([sequence], [delta.token_ids])
-            sequence.apply(delta, path, self._kv)
-            sequence.publish()
-            return True
-        sequence.extend(delta.token_ids)
-        sequence.reuse_prefix()
-        if not sequence.reserve(min(sequence.length, sequence.num_computed + max_rows)):
-            sequence.free()
-            return False
+    def _bring_up_to_date(
+        self,
+        sequences: Sequences[Sequence | None],
+        deltas: Sequences[SequenceDelta],
+        max_rows: Sequences[int],
+        num_nodes: Sequences[int],
+    ) -> np.ndarray:
+        """ITEM [deltas]. Forgets the sequences of stale ones."""
+        told = [
+            (0 if sequence is None else sequence.address, delta.start, len(delta.token_ids), max(1, most), nodes)
+            for sequence, delta, most, nodes in zip(sequences, deltas, max_rows, num_nodes, strict=True)
+        ]
+        numbers = np.empty((len(told), len(ITEM.names or ())), np.int64)
+        numbers[:, :5] = np.array(told, np.int64).reshape(-1, 5)
+        rows: np.ndarray = numbers.view(ITEM)[:, 0]
+        tokens = np.concatenate([no_tokens(), *[delta.token_ids for delta in deltas]], dtype=np.int32)
+        accepted, moves = np.empty(len(tokens), np.int32), np.empty((2, len(tokens)), np.int64)
+        if not judge_deltas(rows, tokens, accepted):
+            for index in np.flatnonzero(rows["status"]).tolist():
+                self._make_ready(sequences[index], deltas[index], rows[index])
+        num_moves, num_full = apply_deltas(rows, tokens, accepted, moves)
+        if num_moves and self._kv.num_slots:
+            self._kv.move(moves[:, :num_moves])
+        if num_full:
+            self.publish(sequences, rows)
+        return rows
+
+    def _make_ready(self, sequence: Sequence | None, delta: SequenceDelta, row: np.void) -> None:
+        """Let the sequence have what it lacks. Without room, or if it is stale, its status says so."""
+        if row["status"] == STALE or sequence is None:
+            self.forget(delta.seq_id)
+            return
+        max_rows, num_nodes = int(row["max_rows"]), int(row["num_nodes"])
+        is_new = row["status"] == NEW
+        if is_new:
+            sequence.extend(delta.token_ids)
+            sequence.reuse_prefix()
+            known, count = sequence.length, min(sequence.num_pending, max_rows)
+            is_last = count == sequence.num_pending
+        else:
+            known, count, is_last = sequence.length + len(delta.token_ids), int(row["count"]), bool(row["is_last"])
+        if not sequence.reserve(sequence.num_computed + count):
+            row["status"] = STARVED
+            if is_new:
+                sequence.free()
+            return
+        if is_last:
+            sequence.reserve_most(known + num_nodes)
+        sequence.make_room(known - sequence.length, num_nodes)
         self._sequences[delta.seq_id] = sequence
-        return True
+        row["status"] = READY
+
+    def publish(self, sequences: Sequences[Sequence | None], rows: np.ndarray) -> None:
+        """Share the full blocks of ready sequences. rows: ITEM, of the sequences."""
+        for index in np.flatnonzero(rows["has_full_blocks"]).tolist():
+            sequence = sequences[index]
+            assert sequence is not None
+            sequence.publish()
 
     def forget(self, seq_id: int) -> None:
         """Free a sequence's blocks. Unknown ids are ignored."""

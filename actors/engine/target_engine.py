@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
@@ -12,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs
-from actors.engine.batch import SequenceRows
+from actors.engine.batch import SequenceRows, trees_of
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
-from actors.engine.draft_trees import logit_places, offsets_of, tree_paths, valid_trees
-from actors.engine.draws import Draws, Emitted, Trees
+from actors.engine.draft_trees import Trees, logit_places, tree_paths, valid_trees
+from actors.engine.draws import Draws, Emitted
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.host_rounds import HostRounds
@@ -24,6 +25,7 @@ from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.round_clock import RoundClock
+from actors.engine.round_items import READY, STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
@@ -106,35 +108,26 @@ class TargetEngine:
         started = self._clock.mark()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
-        stale: list[int] = []
-        starved: list[int] = []
-        parts: list[_Part] = []
-        first_row = 0
         items = distinct(batch.items)
-        trees = [item.tree for item in items]
-        are_valid = valid_trees(trees, self.vocab_size)
-        paths = self._table.accepted_paths(items)
-        for item, tree, is_valid, path in zip(items, trees, are_valid, paths, strict=True):
-            sequence = self._table.find(item.delta, item.begin)
-            if sequence is None:
-                stale.append(item.delta.seq_id)
-                continue
-            if not self._table.bring_up_to_date(sequence, item.delta, max(1, item.max_rows), path):
-                starved.append(item.delta.seq_id)
-                continue
-            rows = self._plan_rows(sequence, item.max_rows, tree if is_valid else DraftTree.empty())
-            emits = rows.count == sequence.num_pending
-            parts.append(_Part(item, rows, first_row, emits))
-            first_row += rows.num_rows
-        outcome = self._run_round(parts, batch.num_successors) if parts else _Outcome()
+        drafts, trees = self._usable_trees(items)
+        sequences, taken = self._table.take_in(items, [len(tree.token_ids) for tree in drafts])
+        parts = _parts_of(items, sequences, drafts, taken)
+        ready, left_out = taken, []
+        if len(parts) < len(items):
+            ready = taken[taken["status"] == READY]
+            left_out = [(item.delta.seq_id, status) for item, status in zip(items, taken["status"], strict=True)]
+        num_nodes = sum([len(part.rows.tree_tokens) for part in parts])
+        if trees is None or len(parts) < len(items) or num_nodes < len(trees.tokens):
+            trees = trees_of([part.rows for part in parts])
+        outcome = self._run_round(parts, trees, ready, batch.num_successors) if parts else _Outcome()
         return VerifyResult(
             round_id=batch.round_id,
             verdicts=outcome.verdicts,
-            stale_seq_ids=stale,
-            starved_seq_ids=starved,
+            stale_seq_ids=[seq_id for seq_id, status in left_out if status == STALE],
+            starved_seq_ids=[seq_id for seq_id, status in left_out if status == STARVED],
             free_blocks=self.pool.num_free,
             total_blocks=self.pool.num_blocks,
-            rows=first_row,
+            rows=sum([part.rows.num_rows for part in parts]),
             elapsed_s=self._clock.seconds_since(started) - outcome.head_s,
             successors=outcome.successors,
             drafted_seq_ids=outcome.drafted_seq_ids,
@@ -142,30 +135,28 @@ class TargetEngine:
             head_s=outcome.head_s,
         )
 
-    def _plan_rows(self, sequence: Sequence, max_rows: int, tree: DraftTree) -> SequenceRows:
-        """Rows of this round. A tree before the last token is computed is left out. One without enough room is cut to
-        its first nodes: under rejection the choice must not depend on the tokens."""
-        pending = sequence.num_pending
-        count = min(pending, max(1, max_rows))
-        wanted = count == pending and len(tree.token_ids) > 0
-        if wanted and tree.probs is not None and sequence.draws_from_probs:
-            wanted = _fits_chain(tree.probs, tree)
-        if not wanted:
-            return SequenceRows(sequence, count, _NO_TOKENS, _NO_TOKENS)
-        if not sequence.reserve(sequence.length + len(tree.token_ids)):
-            room = (len(sequence.blocks) + self.pool.num_free) * self.pool.block_size - sequence.length
-            tree = tree.first(room)
-            sequence.reserve(sequence.length + room)
-        return SequenceRows(sequence, count, tree.token_ids, tree.parents)
+    def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[DraftTree], Trees | None]:
+        """The tree of each item, an empty one where it cannot be verified; and the trees joined, if that is known."""
+        drafts = [item.tree for item in items]
+        are_valid, trees = valid_trees(drafts, self.vocab_size)
+        for index, tree in enumerate(drafts):
+            if tree.probs is not None and are_valid[index]:
+                begin = self._table.begin_of(items[index])
+                is_rejection = begin is not None and begin.sampling.acceptance == "rejection"
+                are_valid[index] = not is_rejection or _fits_chain(tree.probs, tree)
+        if all(are_valid):
+            return drafts, trees
+        return [tree if is_valid else DraftTree.empty() for tree, is_valid in zip(drafts, are_valid, strict=True)], None
 
-    def _run_round(self, parts: Sequences[_Part], num_successors: int) -> _Outcome:
+    def _run_round(self, parts: Sequences[_Part], trees: Trees, ready: np.ndarray, num_successors: int) -> _Outcome:
+        """trees: of all parts. ready: ITEM, of each part."""
         emitting = [part for part in parts if part.emits]
         if self.eagle_head is not None:
             self.eagle_head.computed(np.concatenate([_slots(part.rows) for part in parts]))
             if any(part.item.head_nodes >= 0 for part in parts):
                 self.eagle_head.tap.open()
         wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
-        draws = self._draws(emitting, num_successors)
+        draws = self._draws(emitting, trees, num_successors)
         emitted = self._rounds.run([part.rows for part in parts], wanted, draws)
         outcome, outcomes = _Outcome(), {}
         if draws is not None and emitted is not None:
@@ -173,15 +164,15 @@ class TargetEngine:
             outcome.successors = emitted.successors
         if self.eagle_head is not None:
             self._draft(self.eagle_head, parts, outcomes, outcome)
-        for part in parts:
+        if record_forward(ready, trees.tokens, trees.parents):
+            self._table.publish([part.rows.sequence for part in parts], ready)
+        for part, num_computed in zip(parts, ready["num_computed"].tolist(), strict=True):
             rows, sequence = part.rows, part.rows.sequence
-            sequence.computed(rows.count, rows.tree_tokens, rows.tree_parents)
-            sequence.publish()
             next_token, path = outcomes.get(sequence.seq_id, (-1, _NO_TOKENS))
             outcome.verdicts.append(
                 Verdict(
                     seq_id=sequence.seq_id,
-                    num_computed=sequence.num_computed,
+                    num_computed=num_computed,
                     rows=rows.num_rows,
                     next_token=next_token,
                     path=path,
@@ -218,18 +209,16 @@ class TargetEngine:
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
         outcome.head_s = self._clock.seconds_since(started)
 
-    def _draws(self, emitting: Sequences[_Part], num_successors: int) -> Draws | None:
-        """None where nothing is drawn."""
+    def _draws(self, emitting: Sequences[_Part], trees: Trees, num_successors: int) -> Draws | None:
+        """None where nothing is drawn. trees: of all parts; those that do not emit have no nodes."""
         # Every rank's head needs the round's tokens.
         if not emitting or not (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head):
             return None
-        trees = _trees_of(emitting)
-        return Draws(
-            trees,
-            _row_sampling(emitting, trees),
-            num_successors,
-            keeps_logits=any(map(_is_rejection, emitting)),
-        )
+        if len(emitting) < len(trees.offsets) - 1:
+            trees = trees_of([part.rows for part in emitting])
+        keeps_logits = any(map(_is_rejection, emitting))
+        sampling = _row_sampling(emitting, trees, self._rounds.rows_for)
+        return Draws(trees, sampling, num_successors, keeps_logits)
 
     def _outcomes(
         self, emitting: Sequences[_Part], draws: Draws, emitted: Emitted
@@ -251,7 +240,7 @@ class TargetEngine:
         assert part.item.tree.probs is not None
         tokens = part.rows.tree_tokens
         probs = part.item.tree.probs.first(len(tokens))
-        sampling = _row_sampling([part], _trees_of([part]))
+        sampling = _row_sampling([part], trees_of([part.rows]), rows_for)
         accepted, next_tokens = verify_rejections(logits, sampling, [tokens], [probs])
         return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
 
@@ -262,6 +251,25 @@ class TargetEngine:
         for good."""
         check_device(self._runner.device)
         self._table.clear()
+
+
+def _parts_of(
+    items: Sequences[VerifyItem], sequences: Sequences[Sequence | None], trees: Sequences[DraftTree], taken: np.ndarray
+) -> list[_Part]:
+    """Those that are ready. A tree before the last token is computed is left out. One without enough room is cut to its
+    first nodes: under rejection the choice must not depend on the tokens."""
+    parts = []
+    first_row = 0
+    fields = (taken[name].tolist() for name in ("status", "count", "is_last", "num_nodes"))
+    for item, sequence, tree, status, count, is_last, num_nodes in zip(items, sequences, trees, *fields, strict=True):
+        if status != READY:
+            continue
+        assert sequence is not None
+        kept = tree.first(num_nodes)
+        rows = SequenceRows(sequence, count, kept.token_ids, kept.parents)
+        parts.append(_Part(item, rows, first_row, bool(is_last)))
+        first_row += count + num_nodes
+    return parts
 
 
 def _rounds_of(runner: ModelRunner | EncoderDecoderRunner, vocab_size: int) -> HostRounds | DeviceRounds:
@@ -311,15 +319,7 @@ def _slots(rows: SequenceRows) -> np.ndarray:
     return rows.sequence.slots(begin, begin + rows.num_rows)
 
 
-def _trees_of(parts: Sequences[_Part]) -> Trees:
-    return Trees(
-        np.concatenate([part.rows.tree_tokens for part in parts], dtype=np.int32),
-        np.concatenate([part.rows.tree_parents for part in parts], dtype=np.int32),
-        offsets_of([len(part.rows.tree_tokens) for part in parts]),
-    )
-
-
-def _row_sampling(parts: Sequences[_Part], trees: Trees) -> RowSampling:
+def _row_sampling(parts: Sequences[_Part], trees: Trees, rows_for: Callable[..., RowSampling]) -> RowSampling:
     """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
     `length` + d."""
     samplings = [part.rows.sequence.sampling for part in parts]

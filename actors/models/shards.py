@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -43,7 +42,6 @@ class VocabularyShard(nn.Module):
         rank, ranks = rank_of_group()
         share = -(-out_features // ranks)
         self.first_id = min(out_features, rank * share)
-        self.ids = np.arange(self.first_id, min(out_features, (rank + 1) * share))  # this rank's, int64
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> logits [..., ids of this rank]"""

@@ -39,20 +39,23 @@ def draw(
     logits: Tensor,
     rows: RowSampling,
     token_ids: Tensor | None = None,
+    table: Tensor | None = None,
     allowed: Tensor | None = None,
     with_logprobs: bool = False,
 ) -> Drawn:
-    """Draw a token per row; one copy to the device. Arguments as for `sampler.sample_tokens` and `draw_packed`.
+    """Draw a token per row; one copy to the device. Arguments as for `sampler.sample_tokens` and `draw_packed`; no
+    reduced vocabulary has a table.
 
     A reduced vocabulary whose rows have penalties or bias copies `token_ids` back.
     """
-    ids = None if token_ids is None or not len(rows.tokens) else token_ids.cpu().numpy()
+    ids = None if token_ids is None or not len(rows.adjustments) else token_ids.cpu().numpy()
     packed = pack_sampling(rows, logits.shape[-1], len(rows), ids)
     return draw_packed(
         logits,
         torch.from_numpy(packed.words).to(logits.device),
         num_slots=packed.num_slots,
         truncates=packed.truncates,
+        table=table,
         token_ids=token_ids,
         allowed=allowed,
         with_logprobs=with_logprobs,
@@ -65,20 +68,22 @@ def draw_packed(
     *,
     num_slots: int,
     truncates: bool,
+    table: Tensor | None = None,
     token_ids: Tensor | None = None,
     allowed: Tensor | None = None,
     with_logprobs: bool = False,
 ) -> Drawn:
     """Draw a token per row of logits [R, V], of any floating dtype, by parameters that are on the device.
 
-    packed: int64, of `pack_rows` for R rows. num_slots: at least the number of rows with adjustments. truncates:
-    whether any row has top-k, top-p or min-p. token_ids: int64 [V], the id of each column. allowed: int32
-    [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column c may be drawn; None: all may.
+    packed: int64, of `PackedSampling` for R rows. num_slots: at least the number of rows with adjustments. truncates:
+    whether any row has top-k, top-p or min-p. table: of an `AdjustmentTable`, if the rows are from it. token_ids:
+    int64 [V], the id of each column. allowed: int32 [R, ceil(V / 32)], bit c % 32 of word c // 32 is set where column
+    c may be drawn; None: all may.
     """
     ops = torch.ops.paceline
     logits = dense(logits)
     bests, adjusted, counts, masses, sums = ops.sample_score(
-        logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, 0
+        logits, packed, table, allowed, token_ids, num_slots, truncates, with_logprobs, 0
     )
     if truncates:
         peaks = ops.sample_histogram(logits, packed, allowed, adjusted, bests, counts, masses)
@@ -103,7 +108,7 @@ def likeliest_packed(
     adjusted, peaks, cuts = logits.new_empty(0, dtype=torch.float32), None, None
     if num_slots or truncates:
         bests, adjusted, counts, masses, _ = ops.sample_score(
-            logits, packed, None, token_ids, num_slots, truncates, False, 0
+            logits, packed, None, None, token_ids, num_slots, truncates, False, 0
         )
         if truncates:
             peaks = ops.sample_histogram(logits, packed, None, adjusted, bests, counts, masses)
@@ -164,6 +169,7 @@ def _score_outputs(
 def _score(
     logits: Tensor,
     packed: Tensor,
+    table: Tensor | None,
     allowed: Tensor | None,
     token_ids: Tensor | None,
     num_slots: int,
@@ -176,15 +182,16 @@ def _score(
     launch_kernel(
         "score_kernel",
         (num_tiles(width), num_rows),
-        logits, logits.stride(0), packed, allowed, token_ids, adjusted, counts, masses, bests, sums,
+        logits, logits.stride(0), packed, table, allowed, token_ids, adjusted, counts, masses, bests, sums,
         num_rows, width, first_id,
+        HAS_TABLE=table is not None,
         HAS_IDS=token_ids is not None, HAS_MASK=allowed is not None, HAS_BINS=truncates, HAS_SUMS=with_logprobs,
         BLOCK=TILE,
     )  # fmt: skip
     return outputs
 
 
-def _fake_score(logits, packed, allowed, token_ids, num_slots, truncates, with_logprobs, first_id):  # type: ignore[no-untyped-def]
+def _fake_score(logits, packed, table, allowed, token_ids, num_slots, truncates, with_logprobs, first_id):  # type: ignore[no-untyped-def]
     return _score_outputs(logits, num_slots, truncates, with_logprobs)
 
 

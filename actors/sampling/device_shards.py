@@ -31,16 +31,18 @@ def num_leaders(rows: RowSampling) -> int:
     """Leaders of each shard that the rows need: 0 without truncation, 1 for min-p alone."""
     if not rows.truncates.any():
         return 0
-    return NUM_LEADERS if bool(np.any(rows.truncates & ((rows.top_k > 0) | (rows.top_p < 1.0)))) else 1
+    has_cut = (rows.records["top_k"] > 0) | (rows.records["top_p"] < 1.0)
+    return NUM_LEADERS if bool(np.any(rows.truncates & has_cut)) else 1
 
 
 class Shard(NamedTuple):
-    """Columns of the vocabulary with parameters of their own, which know no columns of others."""
+    """Successive columns of the vocabulary. Parameters are those of whole rows: adjustments have ids, not columns."""
 
     logits: Tensor  # [R, columns], of any floating dtype
-    packed: Tensor  # int64, of `pack_rows`
+    packed: Tensor  # as for `draw_packed`
     first_id: int  # of column 0
     num_slots: int  # as for `draw_packed`
+    table: Tensor | None = None  # as for `draw_packed`
     allowed: Tensor | None = None  # as for `draw_packed`
 
 
@@ -62,8 +64,10 @@ class Scored(NamedTuple):
 
 
 def score_shard(shard: Shard) -> Scored:
-    logits, packed, first_id, num_slots, allowed = shard
-    scored = torch.ops.paceline.sample_score(dense(logits), packed, allowed, None, num_slots, False, False, first_id)
+    logits, packed, first_id, num_slots, table, allowed = shard
+    scored = torch.ops.paceline.sample_score(
+        dense(logits), packed, table, allowed, None, num_slots, False, False, first_id
+    )
     return Scored(*scored[:2])
 
 

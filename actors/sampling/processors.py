@@ -40,23 +40,32 @@ def process_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None =
 def adjust_logits(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
     """Penalties and bias only; a float32 copy, [R, V]. Arguments as for `process_logits`."""
     scores = logits.to(torch.float32, copy=True)
-    if len(rows.tokens) == 0:
+    if not rows.adjusts.any():
         return scores
-    columns = columns_of(rows.tokens, scores.shape[-1], None if token_ids is None else token_ids.cpu().numpy())
-    row_index = np.repeat(np.arange(len(rows)), rows.offsets[1:] - rows.offsets[:-1])
-    present = columns >= 0
-    device = scores.device
-    where = (torch.from_numpy(row_index[present]).to(device), torch.from_numpy(columns[present]).to(device))
-    divisor, subtrahend, bias = (
-        torch.from_numpy(part[present]).to(device) for part in (rows.divisor, rows.subtrahend, rows.bias)
-    )
-    before = scores[where]
-    scores[where] = torch.where(before > 0, before / divisor, before * divisor) - subtrahend + bias
+    width = scores.shape[-1]
+    columns = columns_of(rows.adjustments["token"], width, None if token_ids is None else token_ids.cpu().numpy())
+    for begin, end in (("begin", "end"), ("own_begin", "own_end")):
+        begins = rows.records[begin].astype(np.int64)
+        counts = rows.records[end] - begins
+        places = np.arange(counts.sum()) + np.repeat(begins - counts.cumsum() + counts, counts)
+        row_index = np.repeat(np.arange(len(rows)), counts)
+        present = columns[places] >= 0
+        places = places[present]
+        where = _put(row_index[present], scores.device), _put(columns[places], scores.device)
+        divisor, subtrahend, bias = (
+            _put(rows.adjustments[field][places], scores.device) for field in ("divisor", "subtrahend", "bias")
+        )
+        before = logits[where].to(torch.float32)
+        scores[where] = torch.where(before > 0, before / divisor, before * divisor) - subtrahend + bias
     return scores
 
 
+def _put(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)
+
+
 def columns_of(tokens: np.ndarray, num_columns: int, token_ids: np.ndarray | None) -> np.ndarray:
-    """The column of each token (int64 [N]), -1 for a token that has none. token_ids: int64 [num_columns], the token of
+    """The column of each token (int [N]), -1 for a token that has none. token_ids: int64 [num_columns], the token of
     each column; None: its index."""
     if token_ids is None:
         return np.where((tokens >= 0) & (tokens < num_columns), tokens, -1)
@@ -75,7 +84,7 @@ def _truncate(scores: Tensor, rows: RowSampling) -> Tensor:
     device, width = scores.device, scores.shape[-1]
     ordered, order = torch.sort(scores, dim=-1, descending=True, stable=True)
     top_k, top_p, min_log_ratio = (
-        torch.from_numpy(part).to(device).unsqueeze(-1) for part in (rows.top_k, rows.top_p, rows.min_log_ratio)
+        _put(rows.records[field], device).unsqueeze(-1) for field in ("top_k", "top_p", "min_log_ratio")
     )
     rank = torch.arange(width, device=device)
     keep = rank < torch.where(top_k > 0, top_k, width)

@@ -16,7 +16,8 @@ from torch import Tensor
 from actors.sampling import device_sampling, noise
 from actors.sampling.processors import adjust_logits, process_logits
 from actors.sampling.race import contenders, support
-from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.rows import RowSampling, rows_for
+from actors.sampling.sequence_sampling import SequenceSampling
 from actors.sampling.top_tokens import argmax
 
 __all__ = ["RowSampling", "SequenceSampling", "draft_with_probs", "likeliest_tokens", "rows_for", "sample_tokens"]
@@ -127,7 +128,7 @@ def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None)
     if plain.any():
         chosen[plain] = logits[plain].argmax(dim=-1)
     hot = np.flatnonzero(rows.is_hot)
-    adjusting = np.flatnonzero(rows.offsets[1:] > rows.offsets[:-1])
+    adjusting = np.flatnonzero(rows.adjusts)
     adjusted = adjust_logits(logits[adjusting], rows.take(adjusting), token_ids)
     adjusted_index = np.full(len(rows), -1)
     adjusted_index[adjusting] = np.arange(len(adjusting))
@@ -144,7 +145,8 @@ def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None)
             chosen[row] = int(scores.argmax())
             continue
         if rows.truncates[row]:
-            kept = support(scores, int(rows.top_k[row]), float(rows.top_p[row]), float(rows.min_log_ratio[row]))
+            record = rows.records[row]
+            kept = support(scores, int(record["top_k"]), float(record["top_p"]), float(record["min_log_ratio"]))
             columns = kept[contenders(scores[kept], all_ids[kept], keys[row])]
         else:
             columns = contenders(scores, all_ids, keys[row])

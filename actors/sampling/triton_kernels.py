@@ -13,22 +13,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from actors.sampling import noise, packed_rows
-from actors.sampling.packed_rows import NUM_BINS, ROW, word_of
+from actors.sampling import noise, packed_rows, rows
+from actors.sampling.packed_rows import NUM_BINS, word_of
+from actors.sampling.rows import ROW
 from cache_service.splitmix64 import MIX_1, MIX_2, STEP
 
 BINS = tl.constexpr(NUM_BINS)
 _BINS_PER_UNIT = tl.constexpr(64.0)  # masses are 0 from distance 27.8, and the last bin holds all from 31.98
 MAX_CANDIDATES = tl.constexpr(packed_rows.MAX_CANDIDATES)
 
-# Fields of `packed_rows.ROW`, in words of their type.
+# Fields of `rows.ROW`, in words of their type.
 _ROW_WORDS = tl.constexpr(ROW.itemsize // 8)
-_SEED, _POSITION, _TOP_K, _TOP_P, _BEGIN, _END, _TEMPERATURE, _MIN_LOG_RATIO, _FLAGS, _SLOT = (
+_SEED, _POSITION, _TOP_K, _TOP_P, _TEMPERATURE, _MIN_LOG_RATIO, _FLAGS, _SLOT = (
     tl.constexpr(word_of(field))
-    for field in ["seed", "position", "top_k", "top_p", "begin", "end", "temperature", "min_log_ratio", "flags", "slot"]
+    for field in ["seed", "position", "top_k", "top_p", "temperature", "min_log_ratio", "flags", "slot"]
 )
-IS_HOT = tl.constexpr(packed_rows.IS_HOT)
-TRUNCATES = tl.constexpr(packed_rows.TRUNCATES)
+_BEGIN, _END, _OWN_BEGIN, _OWN_END = (
+    tl.constexpr(word_of(field)) for field in ["begin", "end", "own_begin", "own_end"]
+)
+IS_HOT = tl.constexpr(rows.IS_HOT)
+TRUNCATES = tl.constexpr(rows.TRUNCATES)
 
 _SEED_SALT = tl.constexpr(noise.SEED_SALT)
 _POSITION_STEP = tl.constexpr(noise.POSITION_STEP)
@@ -153,21 +157,20 @@ def _top_p(words, row):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _adjust_tile(  # type: ignore[no-untyped-def]
-    words, num_rows, row, first, width, target, BLOCK: tl.constexpr
-):
-    """Apply the row's penalties and biases that lie in [first, first + BLOCK) to `target`, the row's scores."""
-    entries = words.to(tl.pointer_type(tl.int32), bitcast=True) + num_rows * 2 * _ROW_WORDS
-    values = entries.to(tl.pointer_type(tl.float32), bitcast=True)
-    begin = tl.load(words + row * _ROW_WORDS + _BEGIN)
-    end = tl.load(words + row * _ROW_WORDS + _END)
+    logits, stride, adjustments, allowed, row, first, width, first_id, target, begin, end, HAS_MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write to `target`, the row's scores, what the adjustments begin .. end - 1 (int32 words of `ADJUSTMENT`) that lie
+    in the columns [first, first + BLOCK) make of the logits."""
+    values = adjustments.to(tl.pointer_type(tl.float32), bitcast=True)
     for start in range(begin, end, BLOCK):
         entry = start + tl.arange(0, BLOCK)
-        column = tl.load(entries + entry * 4, mask=entry < end, other=-1)
+        column = tl.load(adjustments + entry * 4, mask=entry < end, other=-1) - first_id
         is_here = (column >= first) & (column < first + BLOCK) & (column < width)
         divisor = tl.load(values + entry * 4 + 1, mask=is_here, other=1.0)
         subtrahend = tl.load(values + entry * 4 + 2, mask=is_here, other=0.0)
         bias = tl.load(values + entry * 4 + 3, mask=is_here, other=0.0)
-        before = tl.load(target + column, mask=is_here, other=0.0)
+        before = _raw_scores(logits, stride, allowed, row, tl.where(is_here, column, width), width, HAS_MASK)
         after = tl.where(before > 0, tl.math.div_rn(before, divisor), before * divisor) - subtrahend + bias
         tl.store(target + column, after, mask=is_here)
 
@@ -177,6 +180,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     logits,  # [R, V], rows `stride` apart
     stride,
     words,  # int64, of packed_rows
+    table,  # int64, adjustments of sequences; None: they are among the words
     allowed,  # int32 [R, ceil(V / 32)]
     token_ids,  # int64 [V]
     adjusted,  # float32 [slots, V], written
@@ -187,6 +191,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     width,
     first_id,
+    HAS_TABLE: tl.constexpr,
     HAS_IDS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_BINS: tl.constexpr,
@@ -211,7 +216,19 @@ def score_kernel(  # type: ignore[no-untyped-def]
         target = adjusted + slot.to(tl.int64) * width
         tl.store(target + columns, scores, mask=inside)
         tl.debug_barrier()
-        _adjust_tile(words, num_rows, row, tile * BLOCK, width, target, BLOCK)
+        own = words.to(tl.pointer_type(tl.int32), bitcast=True) + num_rows * 2 * _ROW_WORDS
+        shared = own
+        if HAS_TABLE:
+            shared = table.to(tl.pointer_type(tl.int32), bitcast=True)
+        _adjust_tile(
+            logits, stride, shared, allowed, row, tile * BLOCK, width, first_id, target,
+            _int(words, row, _BEGIN), _int(words, row, _END), HAS_MASK, BLOCK,
+        )  # fmt: skip
+        tl.debug_barrier()
+        _adjust_tile(
+            logits, stride, own, allowed, row, tile * BLOCK, width, first_id, target,
+            _int(words, row, _OWN_BEGIN), _int(words, row, _OWN_END), HAS_MASK, BLOCK,
+        )  # fmt: skip
         tl.debug_barrier()
         scores = tl.where(inside, tl.load(target + columns, mask=inside, other=0.0), -_INFINITY)
     scores = tl.math.div_rn(scores, _float(words, row, _TEMPERATURE))

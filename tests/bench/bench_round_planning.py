@@ -43,7 +43,7 @@ SHAPES = [(1, 7), (8, 7), (32, 7), (32, 31)]  # sequences, nodes of each tree
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "tree checks": [(target_engine, "valid_trees")],
     "follow": [(target_engine.SequenceTable, "accepted_paths"), (target_engine.SequenceTable, "find"),
-               (target_engine.SequenceTable, "bring_up_to_date")],
+               (target_engine.SequenceTable, "bring_up_to_date"), (target_engine.SequenceTable, "take_in")],
     "pack": [(model_runner, "pack"), (device_rounds, "pack")],
     "row sampling": [(target_engine, "_row_sampling")],
     "packed sampling": [(device_rounds, "pack_sampling")],

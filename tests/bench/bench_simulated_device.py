@@ -73,7 +73,7 @@ HOST_TIMES: dict[str, tuple[float, float]] = {
     "assemble": (105e-6, 11.5e-6),
     "commit": (240e-6, 18e-6),
     "ahead": (150e-6, 42e-6),
-    "worker": (170e-6, 14e-6),
+    "worker": (170e-6, 9e-6),
 }
 
 

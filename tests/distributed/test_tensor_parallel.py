@@ -57,8 +57,8 @@ ADJUSTED = (
 )
 # Of nearly all tokens, which are more than the ranks' leaders; the last needs none.
 WIDE = (
-    SamplingParams(1, temperature=20.0, top_p=0.97),
-    SamplingParams(2, temperature=20.0, top_k=230, top_p=0.99),
+    SamplingParams(1, temperature=20.0, top_p=0.97, logit_bias=tuple((token, -100.0) for token in range(60))),
+    SamplingParams(2, temperature=20.0, top_k=230, top_p=0.99, frequency_penalty=1.0),
     SamplingParams(3, temperature=2.0, min_p=0.2),
 )
 OPTIONS = TargetGroupOptions(device="cpu", kv_cache_tokens=512, block_size=4)

@@ -45,8 +45,9 @@ class _Group:
     num_slots: int  # L
     first_row: int  # of the first sequence
     rows: torch.Tensor | None = None  # int64 [S * Q]: packed row of each padded row; None: rows first..first+Q, S == 1
-    context: torch.Tensor | None = None  # int64 [S * L]: slots; None: slots first..first+L are contiguous, S == 1
-    first_slot: int = 0  # for context None
+    # int32 [S * blocks]: with L slots and more; None: slots first..first+L are contiguous, S == 1
+    blocks: torch.Tensor | None = None
+    first_slot: int = 0  # for blocks None
     masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)  # by sliding window
 
 
@@ -91,16 +92,13 @@ class PaddedPlan:
             first_row=int(batch.first_rows[sequences[0]]),
         )
         rows = place_rows(batch.first_rows, sequences, group.num_rows, first_place, places)
-        if len(sequences) == 1:
-            table = batch.block_tables[sequences[0], : -(-group.num_slots // batch.block_size)]
-            if bool((np.diff(table) == 1).all()):
-                group.first_slot = int(table[0]) * batch.block_size
-                return group
-        else:
+        blocks = batch.block_tables[sequences, : -(-group.num_slots // batch.block_size)]
+        if len(sequences) > 1:
             group.rows = self._index(rows)
-        group.context = self._index(
-            expand_slots(batch.block_tables, contexts, batch.block_size, sequences, group.num_slots)
-        )
+        elif bool((np.diff(blocks) == 1).all()):
+            group.first_slot = int(blocks[0, 0]) * batch.block_size
+            return group
+        group.blocks = self._index(blocks.reshape(-1))
         return group
 
     def _index(self, array: np.ndarray) -> torch.Tensor:
@@ -135,13 +133,13 @@ class PaddedPlan:
         sequences, num_rows, num_slots = len(group.sequences), group.num_rows, group.num_slots
         heads, kv_heads = query.shape[1], keys.shape[1]
         shared = heads // kv_heads
-        if group.context is None:
+        if group.blocks is None:
             key = keys[group.first_slot : group.first_slot + num_slots]
             value = values[group.first_slot : group.first_slot + num_slots]
         else:
-            key, value = self.kv.gather(layer, group.context)
-        key = key.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
-        value = value.view(sequences, num_slots, kv_heads, -1).transpose(1, 2)
+            key, value = self.kv.gather(layer, group.blocks, self.batch.block_size)
+        key = key.view(sequences, -1, kv_heads, key.shape[-1])[:, :num_slots].transpose(1, 2)
+        value = value.view(sequences, -1, kv_heads, value.shape[-1])[:, :num_slots].transpose(1, 2)
         # [S * Q, kv_heads * shared, D] -> [S, kv_heads, shared * Q, D]
         grouped = query.reshape((sequences, num_rows, kv_heads, shared, -1)).permute((0, 2, 3, 1, 4))
         grouped = grouped.reshape(sequences, kv_heads, shared * num_rows, -1)
@@ -193,19 +191,3 @@ def place_rows(
             rows[index * num_rows + own] = first_rows[s] + own
             places[first_rows[s] + own] = first_place + index * num_rows + own
     return rows
-
-
-@njit(cache=True, nogil=True)
-def expand_slots(
-    block_tables: np.ndarray, contexts: np.ndarray, block_size: int, sequences: np.ndarray, num_slots: int
-) -> np.ndarray:
-    """int64 [S * num_slots]: physical slots of some sequences in logical order, then slot 0 as padding."""
-    slots = np.empty(len(sequences) * num_slots, np.int64)
-    for index, s in enumerate(sequences):
-        first = index * num_slots
-        for begin in range(0, contexts[s], block_size):
-            physical = np.int64(block_tables[s, begin // block_size]) * block_size
-            for slot in range(begin, min(begin + block_size, contexts[s])):
-                slots[first + slot] = physical + slot - begin
-        slots[first + contexts[s] : first + num_slots] = 0
-    return slots

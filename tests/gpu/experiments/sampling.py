@@ -11,8 +11,9 @@ import torch
 from actors.messages import SamplingParams
 from actors.sampling import device_sampling
 from actors.sampling.packed_rows import pack_sampling
-from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.rows import RowSampling, rows_for
 from actors.sampling.sampler import _sample_densely, sample_tokens
+from actors.sampling.sequence_sampling import SequenceSampling
 from tests.gpu.experiments.setting import Setting
 
 _KINDS = {

@@ -28,7 +28,7 @@ def _(engine: TargetEngine) -> None:
 def _(engine: DraftEngine) -> None:
     for sequence, known in engine._known.items():
         check_integrity(known)
-        assert len(sequence._tree_tokens) == len(known.nodes), f"guesses and draft nodes of {sequence.seq_id} differ"
+        assert len(sequence.tree_tokens) == len(known.nodes), f"guesses and draft nodes of {sequence.seq_id} differ"
     check_integrity(engine._table)
     if engine._ouroboros is not None:
         check_integrity(engine._ouroboros.pool)
@@ -62,9 +62,9 @@ def _(sequence: RetokenizedSequence) -> None:
 def _(table: SequenceTable) -> None:
     for sequence in table._sequences.values():
         assert 0 <= sequence.num_computed <= sequence.length, f"tokens of sequence {sequence.seq_id}"
-        room = len(sequence.blocks) * table._pool.block_size
+        room = sequence.num_blocks * table._pool.block_size
         assert sequence.num_computed <= room, f"blocks of sequence {sequence.seq_id}"
-    check_blocks(table._pool, [sequence.blocks for sequence in table._sequences.values()])
+    check_blocks(table._pool, [sequence.blocks.tolist() for sequence in table._sequences.values()])
 
 
 @check_integrity.register

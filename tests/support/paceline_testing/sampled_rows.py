@@ -12,7 +12,8 @@ from torch import Tensor
 
 from actors.messages import SamplingParams
 from actors.sampling import sampler
-from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.rows import RowSampling, rows_for
+from actors.sampling.sequence_sampling import SequenceSampling
 
 HISTORY = np.array([3, 9, 9, 5, 77, 5, 2], np.int64)
 

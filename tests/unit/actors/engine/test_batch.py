@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engine.attention.padded import _PADDING_FOR_A_CALL, expand_slots, group_sequences, place_rows
+from actors.engine.attention.padded import _PADDING_FOR_A_CALL, group_sequences, place_rows
 from actors.engine.attention.visibility import hidden_slots, visible_slots
 from actors.engine.batch import num_words
 from paceline_testing.forests import Forest, forest_of, forests, slot_positions
@@ -53,8 +53,9 @@ def test_rows_are_the_uncomputed_tokens_and_nodes_of_each_sequence_in_order(fore
     assert batch.token_ids.tolist() == tokens
     assert batch.positions.tolist() == positions
     assert batch.slots.tolist() == slots
+    assert batch.max_context == batch.contexts.max()
     assert batch.num_rows == batch.first_rows[-1] == len(tokens)
-    dtypes = {name: getattr(batch, name).dtype for name in batch.__dataclass_fields__ if name != "block_size"}
+    dtypes = {name: getattr(batch, name).dtype for name in batch._fields if name not in ("block_size", "max_context")}
     wide = {"token_ids", "positions", "slots", "ancestors"}
     assert dtypes == {name: np.int64 if name in wide else np.int32 for name in dtypes}
 
@@ -102,18 +103,14 @@ def test_contexts_of_rows_are_their_visible_slots_in_order(forest, window, data)
 
 
 @given(forests(max_sequences=4), st.data())
-def test_groups_of_sequences_are_gathered_and_their_rows_come_back(forest, data):
+def test_rows_of_groups_come_back(forest, data):
     batch = forest.batch
     chosen = np.array(data.draw(st.permutations(range(len(forest.parts)))))
     counts = np.diff(batch.first_rows)
-    rows, slots = int(counts.max()), int(batch.contexts.max())
+    rows = int(counts.max())
     places = np.zeros(batch.num_rows, np.int64)
     packed = place_rows(batch.first_rows, chosen, rows, 5, places).reshape(len(chosen), rows)
-    context = expand_slots(batch.block_tables, batch.contexts, batch.block_size, chosen, slots)
     for place, index in enumerate(chosen):
-        own = physical(forest, index)
-        assert context[place * slots :][: len(own)].tolist() == own.tolist()
-        assert not context[place * slots + len(own) : (place + 1) * slots].any()
         assert packed[place, : counts[index]].tolist() == list(range(*batch.first_rows[index : index + 2]))
         assert not packed[place, counts[index] :].any()
     assert (packed.reshape(-1)[places - 5] == np.arange(batch.num_rows)).all()

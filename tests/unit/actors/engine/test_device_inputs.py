@@ -51,7 +51,7 @@ def test_every_row_sees_what_it_may_see(forest, window):
     for index, part in enumerate(forest.parts):
         visible = forest.visible(index, window)
         assert (seen(rows, index, visible.shape[1], window) == visible).all()
-        blocks = part.sequence.blocks[: -(-visible.shape[1] // forest.block_size)]
+        blocks = part.sequence.blocks[: -(-visible.shape[1] // forest.block_size)].tolist()
         assert rows.block_tables[index][: len(blocks)].tolist() == blocks
     assert (rows.slots[: batch.num_rows] == batch.slots).all()
     assert (rows.row_positions[: batch.num_rows] == batch.positions).all()

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from actors.draft_tree import DraftTree, depths_of
-from actors.engine.block_pool import BlockPool
 from actors.engine.draft_trees import logit_places, offsets_of, valid_trees
-from actors.engine.sequence import Sequence, accepted_paths
-from actors.messages import SamplingParams, SequenceStart
 from actors.sampling.verification import walk_tree, walk_trees
 
 VOCAB = 5
@@ -59,14 +56,21 @@ def joined(arrays: list[np.ndarray]) -> np.ndarray:
 @given(TREES)
 def test_trees_are_as_valid_together_as_each_is_alone(shapes):
     trees = [tree_of(*shape) for shape in shapes]
-    assert valid_trees(trees, VOCAB) == [tree.is_valid(VOCAB) for tree in trees]
+    are_valid, together = valid_trees(trees, VOCAB)
+    assert are_valid == [tree.is_valid(VOCAB) for tree in trees]
+    assert (together is not None) == all(are_valid)
+    if together is not None:
+        assert together.tokens.tolist() == [token for tokens, _ in shapes for token in tokens]
+        assert together.parents.tolist() == [parent for _, parents in shapes for parent in parents]
+        assert np.diff(together.offsets).tolist() == [len(tokens) for tokens, _ in shapes]
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_tree_is_judged_as_alone_and_changes_nothing_for_the_others(name):
     plain = tree_of([3, 4], (-1, 0))
     trees = [plain, ODD[name](plain), DraftTree.empty(), tree_of([1, 1], (-1, -1))]
-    found = valid_trees(trees, VOCAB)
+    found, together = valid_trees(trees, VOCAB)
+    assert together is None
     assert found == [True, trees[1].is_valid(VOCAB), True, False]
     assert found[1] == name.startswith(("wider", "a read-only", "an unaligned"))
 
@@ -120,28 +124,3 @@ def test_trees_are_walked_together_as_each_is_alone(shapes, data):
     for row, (tokens, parents), (path, next_token) in zip(drawn, shapes, wanted, strict=True):
         alone = walk_tree(np.array(row), np.array(tokens, np.int32), np.array(parents, np.int32))
         assert (alone[0].tolist(), alone[1]) == (path, next_token)
-
-
-@given(TREES.map(distinct), st.data())
-def test_the_nodes_along_the_tokens_of_a_delta_are_accepted_but_for_the_last_token(shapes, data):
-    sequences: list[Sequence | None] = []
-    deltas, wanted = [], []
-    for tokens, parents in shapes:
-        delta = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=5))
-        deltas.append(np.array(delta, np.int32))
-        if data.draw(st.integers(0, 3)) == 0:
-            sequences.append(None)
-            wanted.append([])
-            continue
-        sequence = Sequence(1, SequenceStart(SamplingParams(seed=1), 1), BlockPool(1, 1))
-        sequence.computed(0, np.array(tokens, np.int32), np.array(parents, np.int32))
-        sequences.append(sequence)
-        path: list[int] = []
-        for token in delta[:-1]:
-            node = path[-1] if path else -1
-            children = [n for n, parent in enumerate(parents) if parent == node and tokens[n] == token]
-            if not children:
-                break
-            path.append(children[0])
-        wanted.append(path)
-    assert accepted_paths(sequences, deltas) == wanted

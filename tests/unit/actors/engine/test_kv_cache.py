@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -43,11 +44,20 @@ def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
         source, destination = (list(slots) for slots in (zip(*move, strict=True) if move else ((), ())))
         for tensor in wanted:
             tensor[destination] = tensor[source].clone()
-        cache.move(dict(zip(destination, source, strict=True)))
+        cache.move(np.array([source, destination], np.int64))
     cache.settle()
     cache.settle()
     for tensor, same in zip([tensor for pair in layers for tensor in pair], wanted, strict=True):
         assert torch.equal(tensor, same)
+
+
+def test_blocks_are_gathered_in_order():
+    cache = filled()
+    for layer, blocks in ((0, [3, 1]), (2, [5, 5, 0, 2, 4]), (0, [2])):
+        slots = [block * 4 + offset for block in blocks for offset in range(4)]
+        gathered = cache.gather(layer, torch.tensor(blocks, dtype=torch.int32), 4)
+        for found, tensor in zip(gathered, cache.layer(layer), strict=True):
+            assert torch.equal(found, tensor[slots])
 
 
 def test_an_engine_whose_device_has_failed_for_good_says_so_when_it_is_cleared(monkeypatch):

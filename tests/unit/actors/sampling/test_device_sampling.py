@@ -28,9 +28,10 @@ from actors.sampling.device_sampling import (
     likeliest_packed,
     walk_trees,
 )
-from actors.sampling.packed_rows import ENTRY, IS_HOT, ROW, TRUNCATES, pack_rows, pack_sampling
-from actors.sampling.processors import columns_of, process_logits
-from actors.sampling.rows import RowSampling
+from actors.sampling.packed_rows import pack_sampling
+from actors.sampling.processors import process_logits
+from actors.sampling.rows import IS_HOT, ROW, RowSampling
+from actors.sampling.sequence_sampling import ADJUSTMENT
 from actors.sampling.verification import walk_tree
 from paceline_testing.sampled_rows import TRUNCATING, by_tensors, dtypes, logits_of, params, rows_with, shapes
 from tests.gpu.launches import Counting
@@ -55,6 +56,10 @@ def narrow_tiles() -> Iterator[None]:
 
 def put(values: np.ndarray | Tensor) -> Tensor:
     return torch.as_tensor(values).to(DEVICE)
+
+
+def pack_rows(rows: RowSampling) -> np.ndarray:
+    return pack_sampling(rows, 0).words
 
 
 @few
@@ -128,17 +133,19 @@ def test_rows_of_a_wider_tensor_are_read_in_place() -> None:
 def kept_by_kernels(logits: Tensor, rows: RowSampling) -> Tensor:
     """bool [R, V]: the columns above the cut of top-k and top-p, and within min-p of the best."""
     ops, packed, there = torch.ops.paceline, put(pack_rows(rows)), put(logits)
-    bests, adjusted, counts, masses, _ = ops.sample_score(there, packed, None, None, len(rows), True, False, 0)
+    bests, adjusted, counts, masses, _ = ops.sample_score(there, packed, None, None, None, len(rows), True, False, 0)
     peaks = ops.sample_histogram(there, packed, None, adjusted, bests, counts, masses)
     cuts = ops.sample_cut(there, packed, None, adjusted, counts, masses, peaks).cpu()
-    off = np.full(len(rows), -np.inf, np.float32)
-    plain = replace(rows, top_k=rows.top_k * 0, top_p=np.ones(len(rows)), min_log_ratio=off)
-    scores = process_logits(logits, plain)
+    plain = rows.records.copy()
+    plain["flags"] &= IS_HOT
+    scores = process_logits(logits, replace(rows, records=plain))
     image = (scores + 0.0).view(torch.int32)
     image = torch.where(image < 0, image ^ 0x7FFFFFFF, image).to(torch.int64)
     keys = (image << 32) + (0xFFFFFFFF - torch.arange(scores.shape[-1]))
     best = scores.max(dim=-1, keepdim=True).values
-    return (keys >= cuts.unsqueeze(-1)) & (scores - best >= torch.from_numpy(rows.min_log_ratio).unsqueeze(-1))
+    return (keys >= cuts.unsqueeze(-1)) & (
+        scores - best >= torch.from_numpy(rows.records["min_log_ratio"]).unsqueeze(-1)
+    )
 
 
 @pytest.mark.parametrize("shape", ["usual", "tied", "zeros", "flat", "large"])
@@ -207,32 +214,26 @@ def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
 def test_packed_parameters_can_be_read_back(options: list[SamplingParams]) -> None:
     rows = rows_with(options)
     packed = pack_rows(rows).view(np.uint8)
-    records, entries = packed[: len(rows) * ROW.itemsize].view(ROW), packed[len(rows) * ROW.itemsize :].view(ENTRY)
-    read = {
-        "seeds": records["seed"], "positions": records["position"], "is_hot": (records["flags"] & IS_HOT) != 0,
-        "truncates": (records["flags"] & TRUNCATES) != 0, "temperature": records["temperature"],
-        "top_k": records["top_k"], "top_p": records["top_p"], "min_log_ratio": records["min_log_ratio"],
-        "offsets": np.append(0, records["end"]), "tokens": entries["column"], "divisor": entries["divisor"],
-        "subtrahend": entries["subtrahend"], "bias": entries["bias"],
-    }  # fmt: skip
-    assert read.keys() >= set(RowSampling.__dataclass_fields__)
-    for name, values in read.items():
-        assert values.tolist() == getattr(rows, name).tolist(), name
-    assert records["begin"].tolist() == rows.offsets[:-1].tolist()
+    size = len(rows) * ROW.itemsize
+    records = packed[:size].view(ROW)
+    for name in set(ROW.names or ()) - {"slot"}:
+        assert records[name].tolist() == rows.records[name].tolist(), name
+    adjustments = packed[size : size + rows.adjustments.nbytes].view(ADJUSTMENT)
+    assert adjustments.tolist() == rows.adjustments.tolist()
     adjusting = np.flatnonzero(records["slot"] >= 0)
-    assert adjusting.tolist() == np.flatnonzero(records["end"] > records["begin"]).tolist()
+    assert adjusting.tolist() == np.flatnonzero(rows.adjusts).tolist()
     assert records["slot"][adjusting].tolist() == list(range(len(adjusting)))
 
 
 def test_rows_packed_into_a_larger_batch_draw_the_same_and_the_rest_are_argmax() -> None:
     rows = rows_with([SamplingParams(1, top_p=0.9), SamplingParams(2, repetition_penalty=1.5)])
     logits = logits_of("tied", 4, 300)
-    packed = put(pack_rows(rows, columns_of(rows.tokens, 300, None), num_rows=4, num_entries=50))
+    packed = put(pack_sampling(rows, 300, num_rows=4).words)
     tokens = draw_packed(put(logits), packed, num_slots=4, truncates=True).tokens
     assert tokens[:2].tolist() == by_tensors(logits[:2], rows).tolist()
     assert tokens[2:].tolist() == logits[2:].argmax(dim=-1).tolist()
-    with pytest.raises(ValueError, match="do not fit 1 with"):
-        pack_rows(rows, num_rows=1)
+    with pytest.raises(ValueError, match="do not fit 1"):
+        pack_sampling(rows, 300, num_rows=1)
 
 
 @st.composite
@@ -294,7 +295,7 @@ def test_operators_do_what_their_schemas_and_shapes_say() -> None:
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
         return operator(*arguments)
 
-    bests, adjusted, counts, masses, sums = checked(ops.sample_score, logits, packed, None, ids, 1, True, True, 0)
+    bests, adjusted, counts, masses, sums = checked(ops.sample_score, logits, packed, None, None, ids, 1, True, True, 0)
     peaks = checked(ops.sample_histogram, logits, packed, None, adjusted, bests, counts, masses)
     cuts = checked(ops.sample_cut, logits, packed, None, adjusted, counts, masses, peaks)
     bests = checked(ops.sample_draw, logits, packed, None, ids, adjusted, bests, peaks, cuts)
@@ -309,16 +310,16 @@ from triton.compiler import ASTSource
 import triton
 from actors.sampling import shard_kernels, successor_kernels, triton_kernels
 
-ROWS = dict(logits="*bf16", stride="i32", words="*i64", allowed="*i32", adjusted="*fp32", counts="*i32", masses="*i64",
-            token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64", drawn="*i64",
-            row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32",
+ROWS = dict(logits="*bf16", stride="i32", words="*i64", table="*i64", allowed="*i32", adjusted="*fp32", counts="*i32",
+            masses="*i64", token_ids="*i64", bests="*i64", sums="*fp32", peaks="*fp32", cuts="*i64", kept_aside="*i64",
+            drawn="*i64", row_stride="i32", part_stride="i32", results="*i64", logprobs="*fp32", num_rows="i32",
             num_parts="i32", width="i32", first_id="i32")
 TREES = dict(drawn="*i64", tokens="*i32", parents="*i32", offsets="*i32", walked="*i64", width="i32")
 PARTS = dict(logits="*bf16", stride="i32", summaries="*i64", merged="*i64", width="i32", first_id="i32",
              row_stride="i32", part_stride="i32", num_parts="i32")
 SHARDS = dict(ROWS, leaders="*i64", parts="*i64", tallies="*i64", tokens="*i64")
-CONSTANTS = dict(HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64, PARTS=64, NODES=64,
-                 KEYS=8, IS_LAST=True, SHARDS=6, POWER=8, CHUNK=16)
+CONSTANTS = dict(HAS_TABLE=True, HAS_IDS=True, HAS_MASK=True, HAS_BINS=True, HAS_SUMS=True, BLOCK=2048, TILES=64,
+                 PARTS=64, NODES=64, KEYS=8, IS_LAST=True, SHARDS=6, POWER=8, CHUNK=16)
 WARPS = {
     triton_kernels: (ROWS | TREES, 8, dict(score=8, histogram=8, cut=16, draw=8, reduce=1, walk=1)),
     successor_kernels: (PARTS, 8, dict(summary=8, merge=4)),

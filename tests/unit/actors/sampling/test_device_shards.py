@@ -17,6 +17,7 @@ from torch import Tensor
 
 from actors.messages import SamplingParams
 from actors.sampling import device_sampling
+from actors.sampling.adjustment_table import AdjustmentTable
 from actors.sampling.device_sampling import draw
 from actors.sampling.device_shards import (
     NUM_LEADERS,
@@ -31,7 +32,8 @@ from actors.sampling.device_shards import (
 )
 from actors.sampling.packed_rows import pack_sampling
 from actors.sampling.processors import process_logits
-from actors.sampling.rows import RowSampling
+from actors.sampling.rows import Paths, RowSampling, rows_for
+from actors.sampling.sequence_sampling import SequenceSampling
 from paceline_testing.sampled_rows import TRUNCATING, by_tensors, dtypes, logits_of, params, rows_with, shapes
 from tests.gpu.launches import Counting
 
@@ -53,14 +55,20 @@ def narrow_tiles():
         yield
 
 
-def shards_of(logits: Tensor, rows: RowSampling, cuts: Sequence[int], allowed: Tensor | None = None) -> list[Shard]:
+def shards_of(
+    logits: Tensor,
+    rows: RowSampling,
+    cuts: Sequence[int],
+    allowed: Tensor | None = None,
+    table: Tensor | None = None,
+) -> list[Shard]:
     """allowed: bool, of the shape of the logits."""
     shards = []
     for first, end in zip([0, *cuts], [*cuts, logits.shape[1]], strict=True):
-        packed = pack_sampling(rows, end - first, len(rows), np.arange(first, end))
+        packed = pack_sampling(rows, logits.shape[1], len(rows))
         bits = None if allowed is None else bits_of(allowed[:, first:end]).to(logits.device)
         words = torch.from_numpy(packed.words).to(logits.device)
-        shards.append(Shard(logits[:, first:end], words, first, packed.num_slots, bits))
+        shards.append(Shard(logits[:, first:end], words, first, packed.num_slots, table, bits))
     return shards
 
 
@@ -105,8 +113,52 @@ def test_any_split_of_the_vocabulary_draws_the_tokens_of_whole_rows_or_says_that
     kept = (process_logits(masked, rows) > -math.inf).sum(dim=1).tolist()
     for row, (token, expected) in enumerate(zip(tokens, wanted, strict=True)):
         assert token in (expected, -1), row
-        if not rows.truncates[row] or kept[row] < count or rows.top_k[row] in range(1, count + 1):
+        top_k = rows.records["top_k"][row]
+        has_all = kept[row] < count and not count < top_k < WIDTH  # top-p needs the mass of all that top-k keeps
+        if not rows.truncates[row] or has_all or 0 < top_k <= count:
             assert token == expected, row
+
+
+ADJUSTING = [
+    {"temperature": 0.0, "logit_bias": ((0, 9.0), (63, 9.5), (64, 9.25), (199, 9.0), (700, 50.0))},
+    {"repetition_penalty": 1.8, "frequency_penalty": 1.0},
+    {"presence_penalty": 2.0, "logit_bias": ((127, 6.0), (128, 6.0), (5, -100.0)), "top_p": 0.9},
+    {"frequency_penalty": -1.5, "top_k": 20, "min_p": 0.01},
+]
+
+
+@settings(few, max_examples=4)
+@given(
+    st.lists(st.sampled_from([*ADJUSTING, {}]), min_size=1, max_size=3), splits, seeds,
+    st.lists(st.integers(0, WIDTH - 1), max_size=20),
+)  # fmt: skip
+@example(ADJUSTING, [64, 128], 1, [0, 63, 64, 64, 127, 128, 199])
+@example(ADJUSTING[::-1], [127], 2, [126, 127, 128, 9, 9])
+def test_shards_read_the_adjustments_of_sequences_from_a_table(triton_device, options, cuts, seed, tokens):
+    """Rows of the root and of two nodes of each sequence, whose draft tokens are adjusted, too. What the leaders do not
+    tell is drawn from whole rows with the same table."""
+    samplings = [SequenceSampling(SamplingParams(seed + index, **one), 2) for index, one in enumerate(options)]
+    for sampling in samplings:
+        sampling.extend(np.array(tokens, np.int32))
+    draft = np.array([tokens[-1] if tokens else 7, seed % WIDTH], np.int32)
+    count = 3 * len(options)
+    index = np.arange(count)
+    sizes = np.append(0, np.cumsum(index % 3))
+    paths = Paths(np.concatenate([draft[:depth] for depth in index % 3]), sizes)
+    table = AdjustmentTable(triton_device)
+    rows = table.rows_for(samplings, index // 3, index, paths)
+    table.write(*(torch.from_numpy(part).to(triton_device) for part in table.updates))
+
+    logits = logits_of("usual", count, WIDTH, torch.bfloat16, seed)
+    wanted = by_tensors(logits, rows_for(samplings, index // 3, index, paths))
+    logits = logits.to(triton_device)
+    found = draw_in_steps(shards_of(logits, rows, cuts, table=table.tensor), num_leaders(rows), WIDTH)
+    assert torch.equal(found[~rows.truncates], wanted[~rows.truncates])
+    is_missing = found < 0
+    missing = np.flatnonzero(is_missing)
+    if len(missing):
+        found[is_missing] = draw(logits[missing], rows.take(missing), table=table.tensor).tokens.cpu()
+    assert torch.equal(found, wanted)
 
 
 @settings(few, max_examples=15)
@@ -118,7 +170,8 @@ def test_whole_rows_of_the_same_kernels_give_the_same(triton_device, options, cu
     wanted = draw(logits, rows).tokens.tolist()
     tokens = draw_in_steps(shards_of(logits, rows, cuts), num_leaders(rows), WIDTH).tolist()
     assert all(token in (expected, -1) for token, expected in zip(tokens, wanted, strict=True))
-    assert -1 not in [token for token, top_k in zip(tokens, rows.top_k, strict=True) if 0 < top_k <= NUM_LEADERS]
+    top_ks = rows.records["top_k"]
+    assert -1 not in [token for token, top_k in zip(tokens, top_ks, strict=True) if 0 < top_k <= NUM_LEADERS]
 
 
 def test_where_the_leaders_end_before_the_cut_they_tell_the_token_if_it_is_one_of_them(triton_device):

@@ -18,7 +18,8 @@ from transformers.generation.logits_process import (
 
 from actors.messages import SamplingParams
 from actors.sampling.processors import process_logits
-from actors.sampling.rows import RowSampling, SequenceSampling, rows_for
+from actors.sampling.rows import RowSampling, rows_for
+from actors.sampling.sequence_sampling import SequenceSampling
 
 VOCAB = 24
 

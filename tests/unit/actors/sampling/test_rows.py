@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from actors.engine.draft_trees import logit_places, offsets_of, tree_paths
 from actors.messages import SamplingParams
-from actors.sampling.rows import Paths, SequenceSampling, rows_for
+from actors.sampling.rows import Paths, rows_for
+from actors.sampling.sequence_sampling import ADJUSTMENT, SequenceSampling
 
 _Entry = tuple[bytes, bytes, bytes]
 
@@ -68,17 +69,14 @@ def test_rows_of_trees_have_the_bits_of_counting_their_own_tokens(drawn, pieces)
         for token, parent in zip(tree, tree_parents, strict=True):
             paths.append([*paths[parent + 1], token])
         for path in paths:
-            entries = slice(rows.offsets[row], rows.offsets[row + 1])
-            bits = zip(rows.divisor[entries], rows.subtrahend[entries], rows.bias[entries], strict=True)
-            found = dict(
-                zip(
-                    rows.tokens[entries].tolist(),
-                    [tuple(value.tobytes() for value in values) for values in bits],
-                    strict=True,
-                )
-            )
-            assert len(found) == len(rows.tokens[entries])
+            record, found = rows.records[row], {}
+            for begin, end in (("begin", "end"), ("own_begin", "own_end")):  # the latter take the place of the former
+                adjustments = rows.adjustments[record[begin] : record[end]]
+                told = adjustments["token"].tolist()
+                assert len(set(told)) == len(told)
+                bits = zip(*(adjustments[name] for name in ("divisor", "subtrahend", "bias")), strict=True)
+                found |= zip(told, [tuple(value.tobytes() for value in values) for values in bits], strict=True)
             assert found == counted(params, known[:num_prompt], known[num_prompt:] + path)
             row += 1
     assert row == len(rows)
-    assert rows.divisor.dtype == rows.subtrahend.dtype == rows.bias.dtype == np.float32
+    assert rows.adjustments.dtype == ADJUSTMENT

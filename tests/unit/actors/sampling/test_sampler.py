@@ -176,7 +176,7 @@ def test_only_rows_of_plain_argmax_make_a_batch_greedy() -> None:
 def adjustments_of(sequence: SequenceSampling) -> tuple[np.ndarray, ...]:
     """Tokens, divisors, subtrahends and biases of a row after the committed tokens."""
     rows = rows_for([sequence], np.zeros(1, np.int64), np.zeros(1, np.int64), [np.zeros(0, np.int64)])
-    return rows.tokens, rows.divisor, rows.subtrahend, rows.bias
+    return tuple(rows.adjustments[name] for name in ("token", "divisor", "subtrahend", "bias"))
 
 
 penalties = st.builds(

@@ -1,0 +1,115 @@
+"""Penalties and biases of sequences on a device, where they stay from round to round: only what changes is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import torch
+from numba import carray, njit
+
+from actors.records import addresses_of, pointer
+from actors.sampling.rows import Paths, RowSampling, rows_for
+from actors.sampling.sequence_sampling import SequenceSampling, sampling_at
+
+_FIRST_CAPACITY = 1 << 16  # adjustments, of 16 bytes
+_WORDS = 2  # int64 words of an adjustment
+_numbers = count(1)
+
+
+class AdjustmentTable:
+    """Each sequence has a part of one tensor. When that is full, all parts are given up, and sequences get new ones as
+    they are asked for.
+
+    A round calls `rows_for`, sends `updates`, and `confirm`s when the device has them. What was not confirmed is sent
+    again, with everything else.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.generation = 0  # of the tensor, which is replaced by larger ones
+        self._allocate(_FIRST_CAPACITY)
+        self._forget()
+
+    def _allocate(self, capacity: int) -> None:
+        self.capacity = capacity
+        # The last one takes the updates of padding.
+        self.tensor = torch.zeros(capacity + 1, _WORDS, dtype=torch.int64, device=self._device)
+
+    def _forget(self) -> None:
+        self._number = next(_numbers)  # by which a sequence knows whether its part is still its own
+        self._used = 0
+        self.updates = np.empty(0, np.int64), np.empty((0, _WORDS), np.int64)  # places in the tensor, and contents
+
+    def rows_for(
+        self,
+        sequences: Sequence[SequenceSampling],
+        row_sequence: np.ndarray,
+        positions: np.ndarray,
+        paths: Paths | None = None,
+    ) -> RowSampling:
+        """As `rows.rows_for`; what rows of a sequence share is in the table."""
+        if len(self.updates[0]):
+            self._forget()  # the round that should have sent them has failed
+        if any(sequence.adjusts for sequence in sequences):
+            addresses = addresses_of(sequences)
+            used, num_updates, needed = _assign_parts(addresses, self._number, self._used, self.capacity)
+            if used < 0:
+                self._forget()
+                if needed > self.capacity:
+                    self.generation += 1
+                    self._allocate(1 << int(2 * needed - 1).bit_length())
+                used, num_updates, _ = _assign_parts(addresses, self._number, 0, self.capacity)
+            self._used = used
+            places, contents = np.empty(num_updates, np.int64), np.empty((num_updates, _WORDS), np.int64)
+            num_updates = _collect(addresses, places, contents)
+            self.updates = places[:num_updates], contents[:num_updates]
+        return rows_for(sequences, row_sequence, positions, paths, is_in_table=True)
+
+    def write(self, places: torch.Tensor, contents: torch.Tensor) -> None:
+        """Write updates that are on the device; those of padding have the place `capacity`."""
+        self.tensor.index_copy_(0, places, contents)
+
+    def confirm(self) -> None:
+        """The device has the updates."""
+        self.updates = self.updates[0][:0], self.updates[1][:0]
+
+
+@njit(cache=True, nogil=True)
+def _assign_parts(addresses, number, used, capacity):  # type: ignore[no-untyped-def]
+    """Give a part to each sequence that has none or has outgrown it. Returns what is used then, -1 if it does not fit,
+    the number of updates, and what the sequences need in an empty table."""
+    num_updates = needed = 0
+    for address in addresses:
+        record = sampling_at(address)[0][0]
+        if record.num_distinct == 0:
+            continue
+        needed += record.room
+        if record.table != number or record.table_room < record.num_distinct:
+            record.table, record.table_begin, record.table_room = number, max(used, 0), record.room
+            record.num_changed = record.room + 1
+            if used >= 0:
+                used = used + record.room if used + record.room <= capacity else -1
+        num_updates += record.num_distinct if record.num_changed > record.room else record.num_changed
+    return used, num_updates, needed
+
+
+@njit(cache=True, nogil=True)
+def _collect(addresses, places, contents):  # type: ignore[no-untyped-def]
+    """Fill in the updates of all sequences, which have none after that. Returns their number."""
+    at = 0
+    for address in addresses:
+        record = sampling_at(address)[0][0]
+        if record.num_distinct == 0:
+            continue
+        words = carray(pointer(record.adjustments), (record.room, _WORDS), np.int64)
+        changed = carray(pointer(record.changed), record.room, np.int32)
+        is_all = record.num_changed > record.room
+        for index in range(record.num_distinct if is_all else record.num_changed):
+            place = index if is_all else changed[index]
+            places[at] = record.table_begin + place
+            contents[at, 0], contents[at, 1] = words[place, 0], words[place, 1]
+            at += 1
+        record.num_changed = 0
+    return at

@@ -1,0 +1,76 @@
+"""What a device has of the sequences of a round is what they are, whatever rounds failed before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.messages import SamplingParams
+from actors.sampling import adjustment_table
+from actors.sampling.adjustment_table import AdjustmentTable
+from actors.sampling.rows import Paths, rows_for
+from actors.sampling.sequence_sampling import ADJUSTMENT, SequenceSampling
+
+KINDS = [
+    {},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.5, "logit_bias": ((700, 2.0), (3, -1.0))},
+    {"logit_bias": ((1, 1.0),)},
+]
+
+
+def write(table: AdjustmentTable) -> None:
+    places, contents = table.updates
+    padded = np.append(places, table.capacity), np.append(contents, [[7, 7]], axis=0)
+    table.write(*map(torch.from_numpy, padded))
+
+
+@given(st.data())
+def test_a_table_has_the_adjustments_of_every_round(data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adjustment_table, "_FIRST_CAPACITY", 64)
+        table = AdjustmentTable(torch.device("cpu"))
+    samplings = [SequenceSampling(SamplingParams(seed, **KINDS[seed % len(KINDS)]), 3) for seed in range(8)]
+    for _ in range(data.draw(st.integers(1, 25))):
+        chosen = data.draw(st.lists(st.sampled_from(samplings), min_size=1, max_size=5, unique=True))
+        for sampling in chosen:
+            most = data.draw(st.sampled_from([3, 3, 60]))
+            sampling.extend(np.array(data.draw(st.lists(st.integers(0, 99), max_size=most)), np.int32))
+        path = np.array(data.draw(st.lists(st.integers(0, 99), max_size=4)), np.int32)
+        index = np.arange(len(chosen))
+        paths = Paths(np.tile(path, len(chosen)), np.arange(len(chosen) + 1) * len(path))
+        rows = table.rows_for(chosen, index, index + 9, paths)
+        outcome = data.draw(st.sampled_from(["done"] * 4 + ["not sent", "not confirmed"]))
+        if outcome == "not sent":
+            continue
+        assert outcome == "not confirmed" or len(table.updates[0]) <= table.capacity
+        write(table)
+        if outcome == "not confirmed":
+            continue
+        table.confirm()
+        contents = table.tensor.numpy().view(ADJUSTMENT)[:, 0]
+        whole = rows_for(chosen, index, index + 9, paths)
+        for found, wanted in zip(rows.records, whole.records, strict=True):
+            shared = contents[found["begin"] : found["end"]]
+            assert shared.tolist() == whole.adjustments[wanted["begin"] : wanted["end"]].tolist()
+            own = rows.adjustments[found["own_begin"] : found["own_end"]]
+            assert own.tolist() == whole.adjustments[wanted["own_begin"] : wanted["own_end"]].tolist()
+
+
+def test_only_what_has_changed_is_sent():
+    table = AdjustmentTable(torch.device("cpu"))
+    sampling = SequenceSampling(SamplingParams(1, frequency_penalty=0.1), 0)
+    sampling.extend(np.arange(1000, dtype=np.int32))
+    sent = []
+    for told in ([], [5, 6, 5], [2000], [], range(3000, 5000)):
+        sampling.extend(np.array(told, np.int32))
+        table.rows_for(
+            [sampling], np.zeros(1, np.int64), np.zeros(1, np.int64), Paths(np.zeros(0), np.zeros(2, np.int64))
+        )
+        sent.append(len(table.updates[0]))
+        write(table)
+        table.confirm()
+    assert sent == [1000, 3, 1, 0, 3001]
