@@ -145,8 +145,19 @@ def on_two_ranks(path: Path, head: str, attention: str, fails: bool = False) -> 
     return said
 
 
-@pytest.mark.parametrize("attention", ["padded", "triton_tree"])
-@pytest.mark.parametrize("head", HEADS)
+ATTENTION = ("padded", "triton_tree")
+QUICK = (("eagle", "padded"), ("eagle3 reduced", "padded"), ("eagle3", "triton_tree"))
+
+
+@pytest.mark.parametrize(
+    ("head", "attention"),
+    [
+        # The others are slow together.
+        pytest.param(head, attention, marks=[] if (head, attention) in QUICK else pytest.mark.slow)
+        for head in HEADS
+        for attention in ATTENTION
+    ],
+)
 def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, attention, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     source = ModelSource("tiny", "tiny", model_dir)
@@ -162,7 +173,7 @@ def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, a
     assert said["drafts"] == trees, "the other rank drafts something else"
 
 
-@pytest.mark.parametrize("attention", ["padded", "triton_tree"])
+@pytest.mark.parametrize("attention", ["padded", pytest.param("triton_tree", marks=pytest.mark.slow)])
 def test_two_ranks_accept_what_a_knowing_head_drafts(knowing_dir, attention, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     alone = build_target_engine(ModelSource("tiny", "tiny", knowing_dir), options_of(knowing_dir, "head", 1))

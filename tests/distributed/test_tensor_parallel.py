@@ -35,7 +35,7 @@ from actors.engine.rank_group import (
 )
 from actors.errors import EngineBroken, ModelError, Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
-from actors.models.loader import check_tensor_parallel
+from actors.models.loader import check_tensor_parallel, load_model
 from actors.models.quantization import Int4Linear, Int8Linear
 from actors.models.shards import VocabularyShard
 from actors.models.source import ModelSource
@@ -225,8 +225,13 @@ def divisible_dir(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("samplings", "ranks"),
-    [(ADJUSTED, 2), (ADJUSTED, 3), (SAMPLING, 2), (SAMPLING, 3), (WIDE, 2)],
-    ids=["adjusted-2", "adjusted-3", "truncated-2", "truncated-3", "wide-2"],
+    [
+        pytest.param(ADJUSTED, 2, id="adjusted-2"),
+        pytest.param(ADJUSTED, 3, id="adjusted-3", marks=pytest.mark.slow),
+        pytest.param(SAMPLING, 2, id="truncated-2"),
+        pytest.param(SAMPLING, 3, id="truncated-3", marks=pytest.mark.slow),
+        pytest.param(WIDE, 2, id="wide-2", marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_that_draw_from_their_shares_of_the_vocabulary_give_tokens_and_successors_of_one(
     divisible_dir, samplings, ranks, monkeypatch
@@ -234,7 +239,7 @@ def test_ranks_that_draw_from_their_shares_of_the_vocabulary_give_tokens_and_suc
     """No rank ever has the logits of another, but for some rows that are drawn from more tokens than ranks exchange."""
     expected: list = []
     alone = build_target_engine(ModelSource("tiny", "tiny", divisible_dir), OPTIONS)
-    steps = 3 if samplings == WIDE else STEPS  # the interpreter is slow
+    steps = 4  # the interpreter is slow; trees come with the third
     wanted = decode(alone, samplings, steps, successors=expected)
     assert any(len(set(output)) > 2 for output in wanted)
 
@@ -260,9 +265,9 @@ def test_ranks_that_draw_on_the_host_give_the_tokens_of_one(divisible_dir, ranks
 def test_three_quantized_ranks_give_the_tokens_of_one(tmp_path, quantization):
     # Shapes that int4 takes in three parts.
     model_dir = save_tiny_model(tmp_path / "tiny", "llama", 5, layers=2, hidden_size=192, heads=6, kv_heads=3)
-    options = OPTIONS.model_copy(update={"quantization": quantization})
-    alone = build_target_engine(ModelSource("tiny", "tiny", model_dir), options)
-    kinds = {type(module) for module in alone.model.modules()}
+    source = ModelSource("tiny", "tiny", model_dir)
+    alone = build_target_engine(source, OPTIONS.model_copy(update={"quantization": quantization}))
+    kinds = {type(module) for module in load_model(source, quantization=quantization).modules()}
     assert (Int4Linear in kinds, Int8Linear in kinds) == (quantization == "int4", True)
     wanted = decode(alone)
     assert any(len(set(output)) > 2 for output in wanted)
@@ -275,8 +280,18 @@ def test_three_quantized_ranks_give_the_tokens_of_one(tmp_path, quantization):
 COLLECTIVES = 8  # of a round: of embeddings, two of each of three layers, of logits
 
 
-@pytest.mark.parametrize("rank", range(3))
-@pytest.mark.parametrize("place", [0, 3, COLLECTIVES - 1], ids=["embeddings", "layer", "logits"])
+PLACES = {"embeddings": 0, "layer": 3, "logits": COLLECTIVES - 1}
+
+
+@pytest.mark.parametrize(
+    ("rank", "place"),
+    [
+        # Each rank and each place once; the others are slow together.
+        pytest.param(rank, place, id=f"{name}-{rank}", marks=[] if rank == index else pytest.mark.slow)
+        for rank in range(3)
+        for index, (name, place) in enumerate(PLACES.items())
+    ],
+)
 def test_a_failure_at_any_collective_of_any_rank_ends_the_group_after_right_tokens_alone(model_dir, rank, place):
     wanted = decode(build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS))
     fault = {rank: 2 * COLLECTIVES + place}
