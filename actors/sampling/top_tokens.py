@@ -10,7 +10,7 @@ from torch import Tensor
 from actors.sampling.exponential import exponential
 
 _BLOCK = 128  # columns whose largest is kept
-_LARGEST = 2**31 - 1
+_LARGEST, _INFINITY = 2**31 - 1, 0x7F800000
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -60,8 +60,11 @@ def _fill(rows, bits, ids, numbers, masses, weighs):  # type: ignore[no-untyped-
 
 @njit(cache=True, nogil=True)
 def _order(bits):  # type: ignore[no-untyped-def]
-    """int32 in the order of the float32 with these bits, so that loops are vectorized. NaN may be the largest."""
-    return np.int32(bits ^ np.int32(np.int32(bits >> 31) & _LARGEST))
+    """int32 in the order of the float32 with these bits, so that loops are vectorized. Both zeros are equal, and NaN is
+    the largest, as for torch."""
+    magnitude = np.int32(bits & _LARGEST)
+    order = np.int32(magnitude ^ np.int32(bits >> 31)) - np.int32(bits >> 31)
+    return np.int32(_LARGEST if magnitude > _INFINITY else order)
 
 
 @njit(cache=True, nogil=True)

@@ -24,7 +24,7 @@ from actors.engine.cpu_kernels.weight_formats import (
     CODES8,
     CODES8_ROUNDED,
     PANEL,
-    step_factor,
+    step_factors,
 )
 from actors.models.weight_products import codes_of_int4
 
@@ -32,16 +32,17 @@ _TRIED_ROWS = 16  # a weight without such blocks is known after so many of its r
 _NONE, _FOUR, _EIGHT = 0, 4, 8
 _KINDS = {(torch.float32, _FOUR): CODES4, (torch.float32, _EIGHT): CODES8,
           (torch.bfloat16, _FOUR): CODES4_ROUNDED, (torch.bfloat16, _EIGHT): CODES8_ROUNDED}  # fmt: skip
-_FACTORS = step_factor(_FOUR), step_factor(_EIGHT)  # what can be read with the first can be read with the second
+_FACTORS = np.array(step_factors())
 
-# Bits of the codes; what the number that is farthest from the offset is of the step; code of zero, -1: the least number
+# Bits of the codes; the number farthest from the offset divided by the step; code of zero, or -1 where the least number
 # has code 0.
 _GRIDS = ((_FOUR, 15, -1), (_FOUR, -8, 8), (_EIGHT, 31, -1), (_EIGHT, -16, 16), (_EIGHT, 127, 128), (_EIGHT, -127, 128))
 _LARGEST_HALF = 65504.0
 
 
 class BlockWeights(NamedTuple):
-    """weight = step * code + offset, rounded once to float32, and then to the weight's dtype."""
+    """weight = step * code + offset, rounded once to float32, and then to the weight's dtype; where they come from an
+    `Int4Linear`, to within 2^-12 of a step."""
 
     kind: int  # see `weight_formats`
     codes: Tensor  # uint8 [out_features, in_features / 32, 32]
@@ -63,17 +64,27 @@ def blocks_of_int4(weight: Tensor, scales_and_offsets: Tensor) -> BlockWeights:
 
 def find_blocks(weight: Tensor) -> BlockWeights | None:
     """weight: float32 or bfloat16 [out_features, in_features]. None where a block is no such grid."""
+    weight = weight.detach()
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.shape[1] % BLOCK:
         return None
-    numbers = weight.detach().float().contiguous()
+    blocks = _blocks_of(weight.float(), weight.dtype)
+    if blocks is None and weight.dtype == torch.float32 and _is_bfloat16(weight[:_TRIED_ROWS]) and _is_bfloat16(weight):
+        return _blocks_of(weight, torch.bfloat16)
+    return blocks
+
+
+def _blocks_of(weight: Tensor, dtype: torch.dtype) -> BlockWeights | None:
+    """weight: float32. dtype: that it was rounded to."""
     shape = len(weight), weight.shape[1] // BLOCK
     codes = torch.empty((*shape, BLOCK), dtype=torch.uint8)
     steps, offsets = torch.empty(shape), torch.empty(shape)
-    bits = _fit(
-        numbers.view(*codes.shape).numpy(), weight.dtype == torch.bfloat16, codes.numpy(), steps.numpy(),
-        offsets.numpy(),
-    )  # fmt: skip
-    return None if bits == _NONE else BlockWeights(_KINDS[weight.dtype, bits], codes, steps, offsets)
+    numbers = weight.contiguous().view(*codes.shape).numpy()
+    bits = _fit(numbers, dtype == torch.bfloat16, codes.numpy(), steps.numpy(), offsets.numpy())
+    return None if bits == _NONE else BlockWeights(_KINDS[dtype, bits], codes, steps, offsets)
+
+
+def _is_bfloat16(weight: Tensor) -> bool:
+    return torch.equal(weight.bfloat16().float(), weight)
 
 
 def code_bits(weight: Tensor) -> int:
@@ -119,20 +130,21 @@ def _fit(blocks, rounds, codes, steps, offsets):  # type: ignore[no-untyped-def]
 def _fit_block(block, rounds, codes, grid):  # type: ignore[no-untyped-def]
     """(whether the block is such a grid, step, offset)."""
     bits, last, zero = grid
-    factor = _FACTORS[0] if bits == _FOUR else _FACTORS[1]
     least, greatest = block.min(), block.max()
+    if not (math.isfinite(least) and math.isfinite(greatest)):
+        return False, np.float32(0.0), np.float32(0.0)
     if zero < 0:
         width, farthest = _half_spacing(least, rounds), _half_spacing(greatest, rounds)
         for offset in _halves(least - width, least + width):
             for step in _halves((greatest - farthest - offset) / last, (greatest + farthest - offset) / last):
-                is_readable = _is_readable(step, offset, factor)
+                is_readable = _is_readable(step, offset)
                 if is_readable and _fits(block, rounds, step, offset, 2**bits - 1, codes):
                     return True, np.float32(step), np.float32(offset)
     else:
         number = greatest if greatest > -least else least
         width = _half_spacing(number, rounds) / abs(last)
         for step in _halves(number / last - width, number / last + width):
-            is_readable = _is_half(zero * step) and _is_readable(step, -zero * step, factor)
+            is_readable = _is_half(zero * step) and _is_readable(step, -zero * step)
             if is_readable and _fits(block, rounds, step, -zero * step, 2**bits - 1, codes):
                 return True, np.float32(step), np.float32(-zero * step)
     return False, np.float32(0.0), np.float32(0.0)
@@ -153,10 +165,13 @@ def _fits(block, rounds, step, offset, largest, codes):  # type: ignore[no-untyp
 
 
 @njit(cache=True, nogil=True)
-def _is_readable(step, offset, factor):  # type: ignore[no-untyped-def]
-    """Whether what `item_reader` subtracts from the offset leaves an exact number."""
-    shifted = np.float64(offset) - np.float64(step) * factor
-    return np.float64(np.float32(shifted)) == shifted
+def _is_readable(step, offset):  # type: ignore[no-untyped-def]
+    """Whether all that `item_reader` may subtract from the offset leaves exact numbers."""
+    for factor in _FACTORS:
+        shifted = np.float64(offset) - np.float64(step) * factor
+        if np.float64(np.float32(shifted)) != shifted:
+            return False
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -178,7 +193,9 @@ def _is_half(number):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _half_spacing(number, rounds):  # type: ignore[no-untyped-def]
-    """Half the distance between numbers of bfloat16 or float32."""
+    """Half the distance between numbers of bfloat16 or float32; 0 was not rounded."""
+    if number == 0.0:
+        return 0.0
     return _spacing(number, 8 if rounds else 24, -133) / 2
 
 

@@ -50,9 +50,10 @@ _PLACES = {
 _ONE, _MANTISSA_BITS = 0x3F800000, 23
 
 
-def step_factor(bits: int) -> float:
-    """The largest factor of a step that is subtracted from its offset."""
-    return float(2 ** (_MANTISSA_BITS - min(place for _, place in _PLACES[bits])))
+def step_factors() -> list[float]:
+    """The factors of a step that are subtracted from its offset, in any format."""
+    places = {place for of_bits in _PLACES.values() for _, place in of_bits}
+    return [float(2 ** (_MANTISSA_BITS - place)) for place in sorted(places)]
 
 
 def item_reader(builder: ir.IRBuilder, kind: int, item: ir.Value) -> Callable[[int], ir.Value]:

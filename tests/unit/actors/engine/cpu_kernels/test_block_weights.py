@@ -53,13 +53,16 @@ def test_blocks_of_gguf_files_are_found_and_are_the_same_numbers(kind, scale, dt
 @given(
     kind=st.sampled_from([*FOUR_BITS, *EIGHT_BITS]),
     dtype=st.sampled_from(DTYPES),
-    rows=st.integers(0, 40),
+    rows=st.integers(0, 70),
+    threads=st.integers(1, 3),
     blocks=st.integers(1, 70),
     out_features=st.integers(1, 140),
     bias=st.booleans(),
     ahead_bytes=st.sampled_from([0, 2048]),
 )
-def test_products_have_the_bits_of_those_with_dense_weights(kind, dtype, rows, blocks, out_features, bias, ahead_bytes):
+def test_products_have_the_bits_of_those_with_dense_weights(
+    kind, dtype, rows, threads, blocks, out_features, bias, ahead_bytes
+):
     layer = nn.Linear(32 * blocks, out_features, bias=bias, dtype=dtype)
     weight = of_kind(kind, (out_features, 32 * blocks), blocks).to(dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -67,8 +70,12 @@ def test_products_have_the_bits_of_those_with_dense_weights(kind, dtype, rows, b
     coded, dense = PanelLinear(layer, PanelKernel(ahead_bytes=ahead_bytes)), PanelLinear(layer, DENSE)
     assert coded.panels.weights.dtype == torch.int32
     assert dense.panels.weights.dtype != torch.int32
-    with torch.no_grad():
-        assert torch.equal(coded(inputs), dense(inputs))
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            assert torch.equal(coded(inputs), dense(inputs))
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,10 +116,12 @@ def test_blocks_of_different_kinds_are_stored_in_the_larger_codes():
 def test_weights_that_are_no_grid_are_stored_as_they_are():
     weight = of_kind(Kind.Q4_1, (1030, 64), 7)
     assert find_blocks(weight) is not None
-    for spoiled in (weight.clone(), weight.clone(), weight.clone()):
-        spoiled[1029, 17] += 2.0**-22  # far beyond the rows that are tried first
-    spoiled[1029, 17] = float("nan")
-    assert find_blocks(spoiled) is None
+    for number in (torch.nan, torch.inf, -torch.inf, 3e38, weight[1029, 17] + 2.0**-22):
+        for row in (0, 1029):
+            spoiled = weight.clone()
+            spoiled[row, 17] = number
+            assert find_blocks(spoiled) is None
+            assert find_blocks(spoiled.bfloat16()) is None or number == weight[1029, 17] + 2.0**-22
     weight[1029, 17] += 2.0**-20
     assert find_blocks(weight) is None
     assert torch.equal(Panels(weight, PanelKernel())(torch.eye(64)).T, weight)
@@ -121,6 +130,30 @@ def test_weights_that_are_no_grid_are_stored_as_they_are():
     assert find_blocks(of_kind(Kind.Q4_1, (16, 64), 1).half()) is None
     assert find_blocks(torch.randn(16, 64).bfloat16()) is None
     assert code_bits(torch.randn(16, 64)) == 0
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    step=st.floats(-1000, 1000, width=16),
+    offset=st.floats(-65504, 65504, width=16),
+    with_eight_bits=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_step_and_offset_give_the_stored_numbers_or_are_stored_whole(step, offset, with_eight_bits, dtype):
+    codes = torch.arange(32) % 16
+    weight = (codes * torch.tensor(step) + torch.tensor(offset)).expand(16, 32)
+    if with_eight_bits:
+        weight = torch.cat([weight, of_kind(Kind.Q8_0, (16, 32), 3)])
+    weight = weight.to(dtype)
+    assert torch.equal(Panels(weight, PanelKernel())(torch.eye(32)).T, weight.float())
+
+
+def test_blocks_that_were_rounded_to_bfloat16_are_found_in_float32():
+    weight = of_kind(Kind.Q4_1, (32, 64), 5).bfloat16()
+    blocks = find_blocks(weight.float())
+    assert blocks is not None
+    assert blocks.kind == CODES4_ROUNDED
+    assert torch.equal(Panels(weight.float(), PanelKernel())(torch.eye(64)).T, weight.float())
 
 
 def test_an_offset_that_would_be_rounded_in_a_register_is_refused():
