@@ -61,7 +61,8 @@ def _fill(rows, bits, ids, numbers, masses, weighs):  # type: ignore[no-untyped-
 @njit(cache=True, nogil=True)
 def _order(bits):  # type: ignore[no-untyped-def]
     """int32 in the order of the float32 with these bits, so that loops are vectorized. NaN may be the largest."""
-    return np.int32(bits ^ np.int32(np.int32(bits >> 31) & _LARGEST))
+    order = np.int32(bits ^ np.int32(np.int32(bits >> 31) & _LARGEST))
+    return np.int32(order + np.int32(order == -1))  # -1: -0.0, which equals 0.0
 
 
 @njit(cache=True, nogil=True)

@@ -42,6 +42,16 @@ def test_masked_logits_have_no_probability_and_views_are_read_right():
     assert argmax(logits.repeat(2, 2)[::2, :300]).tolist() == [200, 200]
 
 
+def test_zeros_of_either_sign_are_equal():
+    logits = torch.full((2, 300), -1.0)
+    logits[:, 140], logits[:, 150], logits[:, 290] = -0.0, 0.0, -0.0
+    logits[1, 7] = -1e-45
+    ids, probs = most_probable(logits, 4)
+    assert ids.tolist() == [[140, 150, 290, 0], [140, 150, 290, 7]]
+    assert probs[0, 0] == probs[0, 1] == probs[0, 2]
+    assert argmax(logits).tolist() == logits.argmax(dim=1).tolist() == [140, 140]
+
+
 @pytest.mark.parametrize("number", [torch.nan, -torch.nan, torch.inf])
 def test_rows_that_are_no_numbers_give_columns_all_the_same(number):
     logits = torch.full((2, 200), number)
