@@ -41,7 +41,7 @@ from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, run_rounds
 from paceline_testing.rounds import toy_info
 from paceline_testing.toy_target import ToyTarget
-from tests.bench.bench_round_planning import engine_of
+from tests.bench.bench_round_planning import as_launched, engine_of
 
 VOCAB, LONGEST, BLOCK = 997, 4096, 16
 
@@ -83,7 +83,7 @@ class SleepingDevice:
             row[2 : 2 + len(verdict.path)] = verdict.path
         result = torch.from_numpy(walked.reshape(-1))
         time.sleep(max(0.0, until - time.perf_counter()))
-        return result, None
+        return as_launched(result)
 
     def clear(self) -> None:
         self._toy.lose_all()

@@ -93,9 +93,9 @@ def test_the_kv_cache_is_sized_after_the_largest_round_has_run(tmp_path, monkeyp
 
     built: list[EngineOptions] = []
 
-    def target_engine(model, options: EngineOptions, **more: bool) -> TargetEngine:
+    def target_engine(model, options: EngineOptions, *ranks: int) -> TargetEngine:
         built.append(options)
-        return TargetEngine(model, options, **more)
+        return TargetEngine(model, options, *ranks)
 
     monkeypatch.setattr(build, "TargetEngine", target_engine)
     monkeypatch.setattr(build, "gpu_meter", lambda device: meter)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine.device_rounds import DeviceRounds
+from actors.engine.device_rounds import DeviceRounds, _Launched
 from actors.engine.options import EngineOptions
 from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.target_engine import TargetEngine
@@ -91,7 +91,8 @@ def test_few_recordings_serve_nearly_all_rounds_without_prompts(monkeypatch, bus
         """As if launched: every tree is refused, and says token 0."""
         logits = inputs.logit_rows.shape[0]
         walked = (inputs.more[3].shape[0] - 1) * (2 + shape.nodes)
-        return torch.zeros(walked + logits * shape.successors, dtype=torch.int64), None
+        result = torch.zeros(walked + logits * shape.successors, dtype=torch.int64)
+        return _Launched(result, result.new_zeros(logits), None)
 
     monkeypatch.setattr(DeviceRounds, "_launch", zeros)
     monkeypatch.setattr(DeviceRounds, "_compute", lambda self, inputs: None)
