@@ -23,6 +23,7 @@ from actors.errors import ModelError
 from actors.models.weight_products import GROUP, has_weight_kernel, weight_product, widened_int4, widened_int8
 from actors.options import Quantization
 
+_MOST_INT4_WEIGHT = 65504.0  # the largest number of float16, in which int4 has its offsets
 _LEAST_SCALE = 2.0**-24  # of int4, the smallest of float16
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
@@ -141,9 +142,15 @@ class Int4Linear(nn.Module):
     """y = x W^T + b with W = code * scale + offset, a code of 0 to 15 a weight, scale and offset a group of 32."""
 
     def __init__(self, linear: nn.Linear, device: torch.device, has_kernel: bool | None = None) -> None:
-        """has_kernel: see Int8Linear."""
+        """has_kernel: see Int8Linear. Raises ModelError for weights that float16 does not reach."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        largest = float(linear.weight.detach().abs().max())
+        if not largest <= _MOST_INT4_WEIGHT:
+            raise ModelError(
+                f"quantization is 'int4'; the largest weight of a {self.in_features} x {self.out_features} layer is "
+                f"{largest:g}; it must be at most {_MOST_INT4_WEIGHT:g}"
+            )
         whole = linear.weight.detach().to(device).view(self.out_features, -1, GROUP)
         codes = torch.empty(whole.shape, dtype=torch.uint8, device=device)
         scales = torch.empty((*whole.shape[:2], 1), dtype=torch.float16, device=device)

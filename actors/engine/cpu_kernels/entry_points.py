@@ -9,12 +9,12 @@ from typing import Any
 
 from numba import cfunc, types
 
+from actors.sampling import exponential
+
+_FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(exponential.__file__)]
 # numba keeps compiled code by the file and the closure of a function alone. Functions that mention this number in their
-# closure are compiled anew when any file of this folder has changed.
-SOURCES = int.from_bytes(
-    hashlib.sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).digest()[:7],
-    "big",
-)
+# closure are compiled anew when any file of this folder, or what they import from elsewhere, has changed.
+SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7], "big")
 
 _SIGNATURE = types.void(types.CPointer(types.int64))
 _kept: list[Any] = []  # never freed: layers keep addresses

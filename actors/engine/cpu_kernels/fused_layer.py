@@ -1,4 +1,4 @@
-"""Decoder layers on CPU that run in one call, all or each, as compiled steps over buffers that all layers share.
+"""Decoder layers on CPU as compiled steps over buffers that all layers share; layers in turn run in one call.
 
 A layer is replaced if it has the parts of Llama's and gives the outputs of the one it replaces, on rows and draft trees
 that it is tried with. Between 40 calls of operators and modules a layer of a small model spends as much time as in its
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from actors.engine.attention.interface import AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
@@ -179,9 +180,9 @@ class FusedLayer(nn.Module):
             given = {} if paged_plan is None else {"paged_plan": paged_plan}
             return self.plain(hidden_states, *args, **given, **kwargs)
         chain = self._chain
-        if chain is not None and getattr(hidden_states, _CHAIN, None) is chain:
-            return hidden_states  # the first layer of the chain has computed this one
         if chain is not None and not chain.begins_with(self):
+            if chain.has_computed(hidden_states, paged_plan):
+                return hidden_states
             chain = None
         rows, space = hidden_states.shape[1], self._space
         with space.lock:
@@ -191,7 +192,7 @@ class FusedLayer(nn.Module):
             self._run(self._runner, program.ctypes.data, torch.get_num_threads(), 0)
             outputs = space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
         if chain is not None:
-            setattr(outputs, _CHAIN, chain)
+            chain.mark(outputs, paged_plan)
         return outputs
 
     def join(self, chain: Chain) -> None:
@@ -212,7 +213,10 @@ class FusedLayer(nn.Module):
 
 
 class Chain:
-    """Layers that run in one call, because each has nothing but the outputs of the one before as its inputs."""
+    """Layers that run in one call, because each has nothing but the outputs of the one before as its inputs.
+
+    The first layer computes all of them, and the others hand on what it returns.
+    """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
         steps = [layer.program[1:] for layer in layers]
@@ -220,12 +224,21 @@ class Chain:
         # No layer itself, which would keep the model in a cycle of references.
         self._first = weakref.ref(layers[0])
         self._hooks = [hooks for layer in layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks)]
+        self._hooks += [module._global_forward_hooks, module._global_forward_pre_hooks]
         for layer in layers:
             layer.join(self)
 
     def begins_with(self, layer: FusedLayer) -> bool:
-        """Also whether nobody looks at what its layers compute."""
+        """Whether to compute all layers in the call of this one: of the first, where no hook sees the others."""
         return layer is self._first() and not any(self._hooks)
+
+    def mark(self, outputs: Tensor, plan: AttentionPlan) -> None:
+        setattr(outputs, _CHAIN, (self, weakref.ref(plan)))
+
+    def has_computed(self, hidden_states: Tensor, plan: AttentionPlan) -> bool:
+        """Whether these are the outputs of all layers in the forward of this plan."""
+        mark = getattr(hidden_states, _CHAIN, None)
+        return mark is not None and mark[0] is self and mark[1]() is plan
 
 
 def _panels_of(linears: list[Linear], choose: ChoosePanels) -> Panels:

@@ -15,7 +15,7 @@ import operator
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from actors.engine.cpu_kernels.block_weights import BlockWeights, blocks_of_int4, code_bits, find_blocks, grid_of
 from actors.engine.cpu_kernels.byte_product import ByteProduct
+from actors.engine.cpu_kernels.entry_points import SOURCES
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
 from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelKernel, PanelLinear, Panels, has_multiply_add
@@ -63,7 +64,6 @@ _HOPELESS = 4.0  # a kernel so many times slower than another is not measured fu
 _BYTES = 64 << 20  # weights of a measurement: more than caches hold, as a model has
 _MOST_COPIES = 32
 _DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NAMES = {*KERNELS, *INT8_PRODUCTS, _WIDENED, *_DTYPES}  # that a record may hold
 _LEAST_GAIN = 1.1  # for which bfloat16 is worth its rounding
 _MOST_LOSS = 1.25  # largest slowdown of products accepted for fusing
 _SMALL = 1 << 18  # bytes of weights for which the call costs more than the product
@@ -94,7 +94,9 @@ def replace_linears(model: nn.Module) -> bool:
         elif (product := choices.kernel(torch.int8, *shape)) != _WIDENED:
             module.take_product(INT8_PRODUCTS[product])
     return any(
-        isinstance(module, _LIBRARY_LINEARS) or isinstance(getattr(module, "product", None), ByteProduct)
+        isinstance(module, _LIBRARY_LINEARS)
+        or isinstance(getattr(module, "product", None), ByteProduct)
+        or (isinstance(module, Int4Linear) and module.product is None)
         for module in model.modules()
     )
 
@@ -194,8 +196,9 @@ class KernelChoices:
         try:
             machines = json.loads(self._path.read_text(encoding="utf-8"))
             return {
-                machine: {key: name for key, name in known.items() if name in _NAMES}
+                machine: {key: name for key, name in known.items() if name in _names_for(key)}
                 for machine, known in machines.items()
+                if isinstance(known, dict)
             }
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
@@ -224,10 +227,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _machine() -> str:
-    """What the speed of a kernel depends on, as far as it can change under one home."""
+    """What the speed of a kernel depends on, as far as it can change under one home: also our own code."""
     masks = " ".join(filter(None, (os.environ.get("ONEDNN_MAX_CPU_ISA"), config.CPU_NAME, config.CPU_FEATURES)))
     cpu = f"{platform.machine()} {llvm.get_host_cpu_name()} {torch.backends.cpu.get_cpu_capability()} {masks}".strip()
-    return f"{cpu}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    return f"{cpu}, torch {torch.__version__}, {torch.get_num_threads()} threads, kernels {SOURCES:x}"
 
 
 def fastest_kernel(seconds: dict[str, list[float]]) -> str:
@@ -249,6 +252,13 @@ def _is_small(dtype: torch.dtype, in_features: int, out_features: int) -> bool:
     return in_features * out_features * dtype.itemsize <= _SMALL and has_openmp()
 
 
+def _names_for(key: str) -> Collection[str]:
+    """What a record may hold under a key."""
+    if key.startswith("dtype of"):
+        return _DTYPES
+    return (*INT8_PRODUCTS, _WIDENED, "plain") if key.startswith("int8") else KERNELS
+
+
 def _of_bits(bits: int) -> str:
     return f" in {bits} bits" if bits else ""
 
@@ -266,9 +276,9 @@ def measure(
     Of large matrices, a part of the outputs is measured. stored: what weights are rounded to before, if not to `dtype`.
     bits: of codes that the weights can be stored in; 0 for none.
     """
-    bytes_per_output = in_features * dtype.itemsize
-    outputs = min(out_features, max(16, _BYTES // 4 // bytes_per_output))
-    copies = max(2, min(_MOST_COPIES, _BYTES // (outputs * bytes_per_output)))
+    bytes_per_output = in_features * ((bits + 1) / 8 if bits else dtype.itemsize)
+    outputs = min(out_features, max(16, int(_BYTES / 4 / bytes_per_output)))
+    copies = max(2, min(_MOST_COPIES, int(_BYTES / (outputs * bytes_per_output))))
     best = [math.inf] * len(_ROWS)
     seconds = {}
     for name, layers in _built(dtype, stored or dtype, in_features, outputs, copies, bits):

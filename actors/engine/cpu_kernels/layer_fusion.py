@@ -6,7 +6,6 @@ import copy
 import inspect
 import logging
 from collections.abc import Mapping
-from collections.abc import Sequence as Sequences
 from functools import lru_cache
 from typing import Any
 
@@ -38,7 +37,7 @@ _TRIED_TOKENS = (70, 3)  # of two sequences: more than a block of keys, and few
 _TRIED_PARENTS = np.array([-1, 0, 0, 2, -1, 4], dtype=np.int32)
 _BLOCK_SIZE = 16
 _TOLERANCE = 1e-4  # of what a layer adds, in float32
-_PANELS = PanelKernel()
+_PANELS = PanelKernel(in_blocks=False)  # which take long to find, and change no bit
 
 
 @torch.inference_mode()
@@ -75,9 +74,27 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
         if hasattr(layer, "attention_type"):  # read by models
             fused.attention_type = layer.attention_type
         layers[index] = fused_layers[index] = fused
-    for first, last in calls.chains(sorted(fused_layers)):
-        Chain([fused_layers[index] for index in range(first, last + 1)])
+    if _calls_layers_in_turn(model, layers):
+        _chain_neighbours(fused_layers)
     return len(fused_layers)
+
+
+def _calls_layers_in_turn(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
+    """Whether the module that calls the layers has Llama's code or that of its kin: each layer gets what the one before
+    has put out, and all of them run."""
+    (caller,) = [module for module in model.modules() if any(child is layers for child in module.children())]
+    return "forward" not in vars(caller) and _code_of(type(caller)) in _known_code()
+
+
+def _chain_neighbours(fused: Mapping[int, FusedLayer]) -> None:
+    chain: list[FusedLayer] = []
+    for index in range(max(fused, default=-1) + 2):
+        if index in fused:
+            chain.append(fused[index])
+        else:
+            if len(chain) > 1:
+                Chain(chain)
+            chain = []
 
 
 class _TriedPlan(PaddedPlan):
@@ -109,24 +126,16 @@ class _Calls:
         self._first_position = max(0, max_model_len(config) - 2 * sum(_TRIED_TOKENS))
         self.plan = _TriedPlan(self._batch, self._cache(shapes))
         self._calls: dict[int, tuple[Tensor, Mapping[str, Any]]] = {}
-        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # and copies, which nothing changes
 
     def record(self, layers: nn.ModuleList) -> None:
         def note(index: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if len(args) < 2:
                 self._calls[index] = args[0] if args else kwargs["hidden_states"], kwargs
 
-        def note_outputs(index: int, outputs: Any) -> None:
-            if isinstance(outputs, Tensor):
-                self._outputs[index] = outputs, outputs.clone()
-
         hooks = [
             layer.register_forward_pre_hook(
                 lambda module, args, kwargs, index=index: note(index, args, kwargs), with_kwargs=True
             )
-            for index, layer in enumerate(layers)
-        ] + [
-            layer.register_forward_hook(lambda module, args, outputs, index=index: note_outputs(index, outputs))
             for index, layer in enumerate(layers)
         ]
         try:
@@ -140,24 +149,6 @@ class _Calls:
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def chains(self, fused: Sequences[int]) -> list[tuple[int, int]]:
-        """The first and last of layers with neighbouring indices, each of which was called with what the one before had
-        put out, and with the same angles."""
-        chains: list[tuple[int, int]] = []
-        for index in fused:
-            if chains and chains[-1][1] == index - 1 and self._follows(index):
-                chains[-1] = chains[-1][0], index
-            else:
-                chains.append((index, index))
-        return [(first, last) for first, last in chains if last > first]
-
-    def _follows(self, index: int) -> bool:
-        if index - 1 not in self._outputs:
-            return False
-        (hidden, kwargs), (outputs, kept) = self._calls[index], self._outputs[index - 1]
-        angles, before = kwargs["position_embeddings"], self._calls[index - 1][1]["position_embeddings"]
-        return hidden is outputs and torch.equal(hidden, kept) and angles[0] is before[0]
 
     def agrees(self, layer: nn.Module, index: int, attended: Attended, space: Workspace) -> bool:
         """Whether a fused layer of the same weights in float32 gives the same outputs."""
@@ -215,6 +206,7 @@ def _known_code() -> frozenset[tuple[Any, ...]]:
     from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
     kinds = [
+        *(llama.LlamaModel, mistral.MistralModel, qwen2.Qwen2Model, qwen3.Qwen3Model),
         *(llama.LlamaDecoderLayer, llama.LlamaAttention, llama.LlamaMLP, llama.LlamaRMSNorm),
         *(mistral.MistralDecoderLayer, mistral.MistralAttention, mistral.MistralMLP, mistral.MistralRMSNorm),
         *(qwen2.Qwen2DecoderLayer, qwen2.Qwen2Attention, qwen2.Qwen2MLP, qwen2.Qwen2RMSNorm),

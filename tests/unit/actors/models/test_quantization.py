@@ -186,6 +186,22 @@ def test_a_device_that_does_not_multiply_in_fp8_is_refused(monkeypatch, tmp_path
         load_model(source, quantization="fp8")
 
 
+@pytest.mark.parametrize("magnitude", [1e-4, 1.0, 1e4])
+def test_int4_weights_of_all_magnitudes_survive(magnitude):
+    layer = linear(64, 32, bias=False)
+    layer.weight.mul_(magnitude)
+    quantized = with_panels(Int4Linear(layer, CPU))
+    assert distance(quantized(rows(6, 64)), layer(rows(6, 64))) < 0.1
+
+
+@pytest.mark.parametrize("number", [1e5, torch.nan, -torch.inf])
+def test_int4_refuses_weights_beyond_float16(number):
+    layer = linear(64, 32, bias=False)
+    layer.weight[3, 5] = number
+    with pytest.raises(ModelError, match=r"quantization is 'int4'; the largest weight .* must be at most 65504"):
+        Int4Linear(layer, CPU)
+
+
 def test_int4_takes_a_quarter_of_the_bytes_of_float16():
     layer = linear(512, 512, bias=False, dtype=torch.float16)
     held = sum(buffer.nbytes for buffer in Int4Linear(layer, CPU).buffers())

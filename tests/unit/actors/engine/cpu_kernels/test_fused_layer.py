@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoModelForCausalLM, LlamaConfig, Ministral3Config, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
@@ -285,26 +286,42 @@ def test_all_layers_run_in_one_call_unless_somebody_looks_between_them(monkeypat
     hook.remove()
     assert torch.equal(logits_of(runner, rounds, 3), expected)
     assert steps[-1] == 30
+    everywhere = register_module_forward_hook(lambda module, args, outputs: None)
+    assert torch.equal(logits_of(runner, rounds, 3), expected)
+    assert steps[-1] == 10
+    everywhere.remove()
     rows = [sum(count + len(parents) for count, parents in round_) for round_ in rounds]
     assert [outputs.shape[1] >= count for outputs, count in zip(seen, rows, strict=True)] == [True] * len(rounds)
     assert not torch.equal(seen[0], seen[1][:, : seen[0].shape[1]])
 
 
+def test_a_layer_that_is_not_fused_parts_the_chain(monkeypatch):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"num_hidden_layers": 6})).eval()
+    model.model.layers[2].mlp.act_fn = nn.GELU()
+    fused = ModelRunner(model, BLOCKS * BLOCK)
+    assert is_fused(fused.model) == [True, True, False, True, True, True]
+    layers = nn.ModuleList(layer for layer in fused.model.model.layers if isinstance(layer, FusedLayer))
+    steps, rounds = calls_of(layers, monkeypatch), rounds_of(np.random.default_rng(4), 2)
+    logits_of(fused, rounds, 3)
+    assert steps == [20, 30] * len(rounds)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_layers_between_which_a_model_does_something_run_one_by_one(in_place, monkeypatch):
-    def forward(self, input_ids, position_ids, **kwargs):
-        hidden = self.embed_tokens(input_ids)
-        angles = self.rotary_emb(hidden, position_ids=position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=angles, **kwargs)
-            if in_place:
-                hidden += 0.25
-            else:
-                hidden = hidden + 0.25
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
+    class Between(LlamaModel):
+        def forward(self, input_ids, position_ids, **kwargs):
+            hidden = self.embed_tokens(input_ids)
+            angles = self.rotary_emb(hidden, position_ids=position_ids)
+            for layer in self.layers:
+                hidden = layer(hidden, position_embeddings=angles, **kwargs)
+                if in_place:
+                    hidden += 0.25
+                else:
+                    hidden = hidden + 0.25
+            return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
 
-    monkeypatch.setattr(LlamaModel, "forward", forward)
     model = make_model("llama")
+    model.model.__class__ = Between
     plain = ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True)
     fused = ModelRunner(model, BLOCKS * BLOCK)
     assert is_fused(fused.model) == [True] * 3
