@@ -41,7 +41,7 @@ from tests.bench.bench_simulated_device import NoDraftWorkers, serving
 ROUTER_STAGES = ("plan", "draft", "assemble", "commit")
 ENGINE_PARTS: dict[str, list[tuple[Any, str]]] = {
     "tree checks": [(target_engine, "valid_trees")],
-    "follow": [(SequenceTable, "accepted_paths"), (SequenceTable, "find"), (SequenceTable, "bring_up_to_date")],
+    "follow": [(SequenceTable, "take_in")],
     "pack": [(model_runner, "pack")],
     "attention plan": [(model_runner, "PaddedPlan")],
     "forward": [(model_runner.ModelRunner, "_run")],

@@ -367,7 +367,9 @@ def test_a_tree_on_a_device_takes_one_copy_up_and_one_down_whatever_its_depth(tm
     assert mode.counts["waits"] == 0
 
 
-@pytest.mark.parametrize("name", HEAD_KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "eagle3" else pytest.mark.slow) for name in HEAD_KINDS]
+)
 def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, triton_device, name):
     """Two texts that come, go on with trees of any size, and end; the head's launches are replayed beside the
     target's."""
