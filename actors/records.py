@@ -20,7 +20,7 @@ def pointer(context, address):  # type: ignore[no-untyped-def]
 
 
 def address_of(array: np.ndarray) -> int:
-    """Of the first element."""
+    """The address of the first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 

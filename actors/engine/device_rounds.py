@@ -30,7 +30,7 @@ from actors.sampling.packed_rows import pack_sampling
 
 
 class _Shape(NamedTuple):
-    """Of a round's draws, with padding."""
+    """Sizes of a round's draws, with padding."""
 
     adjusted_rows: int  # rows with penalties or bias
     truncates: bool  # whether a row has top-k, top-p or min-p
@@ -174,7 +174,7 @@ class DeviceRounds:
         return _Launched(result, drawn, logits if keeps_logits else None)
 
     def _summaries(self, logits: torch.Tensor, k: int) -> torch.Tensor:
-        """Of the whole vocabulary. logits: of this rank's share."""
+        """Summaries of the whole vocabulary. logits: of this rank's share."""
         shard = self._runner.vocabulary_shard
         if shard is None:
             return summarize(logits, k)

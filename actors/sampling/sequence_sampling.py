@@ -129,7 +129,7 @@ def find_token(adjustments, places, token):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def subtrahend(record, count):  # type: ignore[no-untyped-def]
-    """Of a token that is `count` times in the output."""
+    """What presence and frequency penalties subtract from a token that is `count` times in the output."""
     return np.float32(record.presence * (1.0 if count > 0 else 0.0) + record.frequency * np.float64(count))
 
 

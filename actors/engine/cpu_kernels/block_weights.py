@@ -88,7 +88,7 @@ def _is_bfloat16(weight: Tensor) -> bool:
 
 
 def code_bits(weight: Tensor) -> int:
-    """Of the codes that a weight can be stored in, as its first rows have it; 0 for none."""
+    """Bits of the codes that a weight can be stored in, judged by its first rows; 0 for none."""
     blocks = find_blocks(weight[:_TRIED_ROWS])
     return 0 if blocks is None else CODE_BITS[blocks.kind]
 

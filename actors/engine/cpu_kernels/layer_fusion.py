@@ -82,8 +82,8 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
 def _calls_layers_in_turn(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
     """Whether the module that calls the layers has Llama's code or that of its kin: each layer gets what the one before
     has put out, and all of them run."""
-    (caller,) = [module for module in model.modules() if any(child is layers for child in module.children())]
-    return "forward" not in vars(caller) and _code_of(type(caller)) in _known_code()
+    callers = [module for module in model.modules() if any(child is layers for child in module.children())]
+    return len(callers) == 1 and "forward" not in vars(callers[0]) and _code_of(type(callers[0])) in _known_code()
 
 
 def _chain_neighbours(fused: Mapping[int, FusedLayer]) -> None:
