@@ -19,7 +19,7 @@ from actors.messages import SamplingParams, SequenceDelta, SequenceStart, Verify
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from paceline_testing.integrity import check_integrity
-from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, tiny_eagle_tensors
+from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, save_knowing_target, tiny_eagle_tensors
 
 VOCAB = 131  # ranks have 66 and 65
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)))
@@ -47,16 +47,7 @@ def knowing_dir(tmp_path_factory) -> Path:
     """A target that looks at nothing but its last token, with a head that knows what it says."""
     path = tmp_path_factory.mktemp("knowing")
     model = make_tiny_model("llama", 4, VOCAB, 2, 48, 4, 2)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-    model.model.norm.weight.fill_(1.0)
-    model.save_pretrained(path)
-    tensors = tiny_eagle_tensors(model.config, "eagle", has_bias=False)
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"layers.0.{name}.weight"].zero_()
-    tensors["fc.weight"] = torch.eye(48, 96)  # the next token's embedding, less its norm
-    save_eagle_head(path / "head", model.config, tensors)
+    save_knowing_target(path, model)
     return path
 
 

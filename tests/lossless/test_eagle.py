@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest, ModelError
@@ -15,6 +14,7 @@ from paceline_testing.tiny_models import (
     make_byte_tokenizer,
     make_tiny_model,
     save_eagle_head,
+    save_knowing_target,
     save_tiny_model,
     tiny_eagle_tensors,
 )
@@ -51,17 +51,8 @@ def knowing_dir(tmp_path_factory) -> Path:
     """A target that looks at nothing but its last token, with a head that knows its table by heart."""
     path = tmp_path_factory.mktemp("knowing")
     model = make_tiny_model("llama", 4, 259, 2, 48, eos_token_id=256)
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-    model.model.norm.weight.fill_(1.0)
-    model.save_pretrained(path)
+    save_knowing_target(path, model)
     make_byte_tokenizer().save_pretrained(path)
-    tensors = tiny_eagle_tensors(model.config, "eagle", has_bias=False)
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"layers.0.{name}.weight"].zero_()
-    tensors["fc.weight"] = torch.eye(48, 96)  # the next token's embedding, less its norm
-    save_eagle_head(path / "head", model.config, tensors)
     return path
 
 

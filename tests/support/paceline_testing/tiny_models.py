@@ -142,6 +142,23 @@ def tiny_eagle_tensors(
     return tensors
 
 
+def save_knowing_target(directory: Path, model: PreTrainedModel) -> None:
+    """Let a tiny Llama of hidden size 48 look at nothing but its last token, and write it with a head, in `head`, that
+    knows what it says."""
+    import torch
+
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    model.model.norm.weight.fill_(1.0)
+    model.save_pretrained(directory)
+    tensors = tiny_eagle_tensors(model.config, "eagle", has_bias=False)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"layers.0.{name}.weight"].zero_()
+    tensors["fc.weight"] = torch.eye(48, 96)  # the next token's embedding, less its norm
+    save_eagle_head(directory / "head", model.config, tensors)
+
+
 def save_eagle_head(directory: Path, target: PretrainedConfig, tensors: dict[str, torch.Tensor]) -> Path:
     """Write the tensors of `tiny_eagle_tensors(target, ...)` as published heads are: config.json and safetensors."""
     from safetensors.torch import save_file
