@@ -16,8 +16,8 @@ Drafting = Literal["none", "on the CPU", "on request", "one round ahead"]
 CPU = "cpu"  # the name of this machine's CPU among devices
 EFFICIENCY = 0.8  # share of a data sheet's rates that good kernels reach
 MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # tried where the number is left open
-# Bytes of a weight or number. int4: 4 bits, and a scale with an offset for each group of 128.
-NUM_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "int4": 0.53}
+# Bytes of a weight or number. int4: 4 bits, and a scale with an offset, in float16, for each group of 32.
+NUM_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1, "int4": 0.625}
 QUANTIZED = ("fp8", "int8", "int4")  # target.quantization
 _PREFILL_ROWS = MOST_PREFILL_ROWS
 _RESERVE_BYTES = 2.0 * 2**30  # CUDA context, communicators, captured graphs, fragmentation
