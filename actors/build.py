@@ -22,7 +22,7 @@ from actors.engine.rank_group import least_of_ranks
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
-from actors.models.collectives import use_symmetric_memory
+from actors.models.collectives import sum_in_rank_order, use_symmetric_memory
 from actors.models.dtypes import choose_dtype
 from actors.models.loader import (
     check_encoder_decoder,
@@ -37,6 +37,7 @@ from actors.models.loader import (
     refuse_encoder,
     silence_unmapped_tokens,
 )
+from actors.models.shards import check_unwrapped
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
 from actors.options import DraftOptions, TargetOptions
@@ -79,7 +80,10 @@ def build_target_engine(
         head = load_eagle_head(Path(options.eagle_head), config, dtype, device)
     model = load_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
-    if ranks > 1 and device.startswith("cuda"):
+    if ranks > 1 and options.exact == "bitwise":
+        check_unwrapped(model)
+        sum_in_rank_order()
+    elif ranks > 1 and device.startswith("cuda"):
         use_symmetric_memory(model.device, model.dtype)
     bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
     tokens = options.kv_cache_tokens

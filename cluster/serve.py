@@ -26,7 +26,6 @@ from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import (
     ModelInfo,
     check_encoder_decoder,
-    check_exact,
     check_tensor_parallel,
     choose_device,
     read_model_info,
@@ -146,7 +145,6 @@ def plan_cluster(
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
     target_device = choose(_device_of_ray("target.device", config.target.device))
     draft_device = choose(_device_of_ray("draft.device", config.draft.device))
-    check_exact(config.target, target_device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(
         config=config,

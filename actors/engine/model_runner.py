@@ -76,8 +76,9 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
         is_eager: bool = False,
     ) -> None:
-        """exact "bitwise": only on CPU. attention: None chooses by device. is_eager: layers are neither fused (CPU) nor
-        compiled (CUDA), and launches not recorded. Raises ModelError for layers that it does not compute right."""
+        """exact "bitwise": whatever attention and is_eager say, layers stay as they are and launches are not recorded.
+        attention: None chooses by device. is_eager: layers are neither fused (CPU) nor compiled (CUDA), and launches
+        not recorded. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device
         self._attention = attention or choose_attention(self.device)
         if self.device.type == "cuda":
@@ -97,12 +98,13 @@ class ModelRunner:
         self.vocabulary_shard = head if isinstance(head, VocabularyShard) else None
         self._exact = exact
         self.kv = KvCache(num_slots, self.device, shapes)
-        self._arena = Arena(self.device) if self._attention == "triton_tree" else None
+        # In bitwise mode logits are of the host: what is drawn there does not depend on the batch's shape.
+        self._arena = Arena(self.device) if self._attention == "triton_tree" and exact == "default" else None
         self._launches: RecordedLaunches | None = None
         self.tap: FeatureTap | None = None  # on the model, set before the first forward
         if self._arena is not None and is_eager:
             fuse_eager_layers(model)
-        elif self.device.type == "cuda" and not is_eager:
+        elif self.device.type == "cuda" and exact == "default" and not is_eager:
             compile_model(model)
             self._launches = RecordedLaunches(CudaGraphs())
 
@@ -142,7 +144,7 @@ class ModelRunner:
             return self._of_whole_vocabulary(self.compute(inputs))[: len(logit_rows)]
         self.kv.settle()
         if self._exact == "bitwise":
-            return self._forward_tiles(batch, logit_rows)
+            return self._of_whole_vocabulary(self._forward_tiles(batch, logit_rows)).cpu()
         rows = self.padded(batch.num_rows)
         wanted = _padded(logit_rows, self.padded(len(logit_rows)))
         logits = self._run(
@@ -233,13 +235,13 @@ class ModelRunner:
         for first in range(0, batch.num_rows, ROW_TILE):
             tile = slice(first, first + ROW_TILE)
             logits = self._run(
-                torch.from_numpy(_padded(batch.token_ids[tile], ROW_TILE)),
-                torch.from_numpy(_padded(batch.positions[tile], ROW_TILE)),
+                torch.from_numpy(_padded(batch.token_ids[tile], ROW_TILE)).to(self.device),
+                torch.from_numpy(_padded(batch.positions[tile], ROW_TILE)).to(self.device),
                 ExactPlan(batch, self.kv, first, ROW_TILE),
-                torch.arange(ROW_TILE),
+                torch.arange(ROW_TILE, device=self.device),
             )
             wanted = logit_rows[(logit_rows >= first) & (logit_rows < first + ROW_TILE)] - first
-            parts.append(logits[torch.from_numpy(wanted)])
+            parts.append(logits[torch.from_numpy(wanted).to(self.device)])
         return torch.cat(parts)
 
 

@@ -2,7 +2,8 @@
 
 On CUDA, sums of decoding rounds go through symmetric memory, where ranks read each other's buffers: one kernel up to
 512 KiB; above, the switch adds up where it can (multimem). What is larger, and every sum where symmetric memory is not
-to be had or gives other sums, goes through NCCL; on CPUs through gloo.
+to be had or gives other sums, goes through NCCL; on CPUs through gloo. These add up an element in an order that
+depends on its place; after `sum_in_rank_order`, ranks exchange their parts whole and add them up in one order.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def gather_ranks(part: Tensor) -> Tensor:
 
 
 def _all_reduce(partial: Tensor) -> Tensor:
+    if _is_in_rank_order:
+        first, *others = _gather_ranks(partial, dist.get_world_size()).unbind()
+        total = first.clone()
+        for other in others:
+            total += other
+        return total
     if _symmetric is not None and _symmetric.can_sum(partial):
         return _symmetric.all_reduce(partial)
     return _library_sum(partial)
@@ -111,6 +118,13 @@ class SymmetricMemory:
 
 
 _symmetric: SymmetricMemory | None = None
+_is_in_rank_order = False
+
+
+def sum_in_rank_order() -> None:
+    """Sum so from now on that the bits of an element do not depend on its place. All ranks call this."""
+    global _is_in_rank_order
+    _is_in_rank_order = True
 
 
 def use_symmetric_memory(device: torch.device, dtype: torch.dtype) -> None:

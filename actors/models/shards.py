@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
+from actors.errors import ModelError
 from actors.models.collectives import all_reduce, gather_columns, rank_of_group
 
 
@@ -138,6 +139,17 @@ def unwrap_shards(model: PreTrainedModel) -> None:
             unwrap = _UNWRAPPED.get(style or "")
             if unwrap is not None:
                 setattr(parent, name, unwrap(module, module is head))
+
+
+def check_unwrapped(model: PreTrainedModel) -> None:
+    """Raises ModelError for a model that kept a wrapper, whose collectives are the library's."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            style = model.tp_plan.get(replace_layer_number_by_wildcard(name.rpartition(".")[0]))
+            raise ModelError(
+                f"exact is 'bitwise' and {name} is shared out over ranks as {style!r}, which is not summed in one "
+                "order; it needs tensor_parallel 1"
+            )
 
 
 def _without_wrapper(module: nn.Module, *_: Any) -> nn.Module:

@@ -183,15 +183,70 @@ def run_rank(
     leave_group()
 
 
+class LogitBits:
+    """The bytes of every row of logits, by the tokens before it."""
+
+    def __init__(self, engine) -> None:
+        self.found: dict[tuple[int, ...], set[bytes]] = {}
+        plain = engine._runner.run
+
+        def run(parts, wanted):
+            logits = plain(parts, wanted)
+            rows = iter(logits.numpy())
+            for part, count in zip(parts, wanted, strict=True):
+                known = part.sequence.tokens[: part.sequence.num_computed + part.count].tolist()
+                for node in range(-1, count - 1):
+                    path = []
+                    while node >= 0:
+                        path.insert(0, int(part.tree_tokens[node]))
+                        node = int(part.tree_parents[node])
+                    self.found.setdefault(tuple(known + path), set()).add(next(rows).tobytes())
+            return logits
+
+        engine._runner.run = run
+
+
+def compute_bitwise(path: Path, rank: int, ports, said) -> None:
+    """One of three ranks that decode three prompts together, with trees, and then each alone, without."""
+    torch.set_num_threads(1)
+    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
+    if rank == 0:
+        ports.put(meeting.port)
+        ports.put(meeting.port)
+    ring = join_group(meeting, rank, 3, "cpu", 60.0)
+    options = OPTIONS.model_copy(update={"tensor_parallel": 3, "exact": "bitwise"})
+    engine = build_target_engine(ModelSource("tiny", "tiny", path), options, rank=rank)
+    if rank:
+        follow(engine, ring)
+        leave_group()
+        return
+    bits, leading = LogitBits(engine), LeadingRank(engine, ring)
+    together = decode(leading)
+    for index, prompt in enumerate(PROMPTS):
+        tokens = list(prompt)
+        for known in (0, *range(len(prompt), len(prompt) + STEPS - 1)):
+            begin = SequenceStart(SAMPLING[index], len(prompt)) if known == 0 else None
+            delta = SequenceDelta(index + 11, known, np.array(tokens[known:], np.int32))
+            verdicts = leading.answer(VerifyBatch(1, [VerifyItem(delta, len(tokens) - known, begin=begin)])).verdicts
+            tokens.append(verdicts[0].next_token)
+        assert tokens[len(prompt) :] == together[index]
+    said.put([len(different) for different in bits.found.values()])
+    leading.stop()
+    leave_group()
+
+
+def of_imported() -> multiprocessing.context.ForkServerContext:
+    """Children of a process that has imported all this start in no time; it has the environment of the first test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["actors.build", "actors.engine.rank_group", "transformers.models.llama"])
+    return context
+
+
 @contextlib.contextmanager
 def ranks_at_work(model_dir: Path, *more: object):
     """Three processes, or as many as the fifth argument says, that end well; and the queue of rank 0's answers."""
     count = more[3] if len(more) > 3 else 3
-    context = multiprocessing.get_context("spawn")
-    if more and more[0]:
-        # Children of a process that has imported all this start in no time; it has the environment of the first test.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["actors.build", "actors.engine.rank_group", "transformers.models.llama"])
+    context = of_imported() if more and more[0] else multiprocessing.get_context("spawn")
     ports, answers = context.Queue(), context.Queue()
     ranks = [context.Process(target=run_rank, args=(model_dir, rank, ports, answers, *more)) for rank in range(count)]
     for process in ranks:
@@ -215,6 +270,21 @@ def test_three_ranks_give_the_tokens_of_one(model_dir):
     with ranks_at_work(model_dir) as answers:
         got, *_ = answers.get(timeout=180)
     assert got == wanted
+
+
+def test_bitwise_logits_of_three_ranks_do_not_depend_on_company_or_tree(tmp_path):
+    model_dir = save_tiny_model(tmp_path, "llama", 5, layers=3, hidden_size=96, heads=6, kv_heads=3)
+    context = of_imported()
+    ports, said = context.Queue(), context.Queue()
+    ranks = [context.Process(target=compute_bitwise, args=(model_dir, rank, ports, said)) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    counts = said.get(timeout=180)
+    for process in ranks:
+        process.join(timeout=60)
+    assert [process.exitcode for process in ranks] == [0] * 3
+    assert len(counts) > 60
+    assert set(counts) == {1}
 
 
 @pytest.fixture(scope="module")

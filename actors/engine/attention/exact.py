@@ -2,7 +2,7 @@
 
 A library kernel chooses its blocking by the shape of the whole batch, and a tree node's keys are in other slots than
 the same token's keys in plain decoding. Here each row and head runs the same loop over its visible slots in order of
-position, so drafts, neighbours and padding change no bit. CPU only, and slower than the padded kernel.
+position, so drafts, neighbours and padding change no bit. Slower than the other backends.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class ExactPlan:
         self._batch = batch
         self._first = first
         self._last = min(first + tile, batch.num_rows)
-        # Visible slots of the rows, by sliding window, as `visible_slots` gives them
-        self._contexts: dict[int | None, tuple[np.ndarray, np.ndarray]] = {}
+        # Visible slots of the rows on the cache's device, by sliding window, as `visible_slots` gives them
+        self._contexts: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
         slots = np.full(tile, kv.padding_slot, dtype=np.int64)
         slots[: self._last - first] = batch.slots[first : self._last]
-        self.slots = torch.from_numpy(slots)
+        self.slots = torch.from_numpy(slots).to(kv.device)
 
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
@@ -97,21 +97,47 @@ class ExactPlan:
         keys, values = write_slots(self.kv, layer, self.slots, keys, values)
         window = scoring.sliding_window
         if window not in self._contexts:
-            self._contexts[window] = visible_slots(self._batch, self._first, self._last, window)
-        context, starts = self._contexts[window]
-        if keys.dtype != torch.float32:  # converts only the slots that are read
-            used, context = np.unique(context, return_inverse=True)
-            index = torch.from_numpy(used)
-            keys, values = keys[index].float(), values[index].float()
-        output = np.zeros((len(query), query.shape[1], values.shape[2]), dtype=np.float32)
-        _attend_rows(
-            query.float().contiguous().numpy(),
-            keys.numpy(),
-            values.numpy(),
-            context,
-            starts,
-            scoring.scale,
-            scoring.softcap or 0.0,
-            output,
-        )
-        return torch.from_numpy(output).to(query.dtype)
+            slots, starts = visible_slots(self._batch, self._first, self._last, window)
+            self._contexts[window] = torch.from_numpy(slots).to(query.device), torch.from_numpy(starts).to(query.device)
+        attend = _attend_on_gpu if query.is_cuda else _attend_on_cpu
+        return attend(query, keys, values, *self._contexts[window], scoring)
+
+
+def _attend_on_cpu(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    context: torch.Tensor,
+    starts: torch.Tensor,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Shapes as in `_attend_rows`, of any dtype -> [tile, heads, value_dim]. Rows without a start give zeros."""
+    if keys.dtype != torch.float32:  # converts only the slots that are read
+        used, context = torch.unique(context, return_inverse=True)
+        keys, values = keys[used].float(), values[used].float()
+    output = np.zeros((len(query), query.shape[1], values.shape[2]), dtype=np.float32)
+    _attend_rows(
+        query.float().contiguous().numpy(),
+        keys.numpy(),
+        values.numpy(),
+        context.numpy(),
+        starts.numpy(),
+        scoring.scale,
+        scoring.softcap or 0.0,
+        output,
+    )
+    return torch.from_numpy(output).to(query.dtype)
+
+
+def _attend_on_gpu(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    context: torch.Tensor,
+    starts: torch.Tensor,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """As `_attend_on_cpu`."""
+    from actors.engine.attention.exact_kernel import attend_rows  # Triton is not installed everywhere
+
+    return attend_rows(query, keys, values, context, starts, scoring.scale, scoring.softcap or 0.0)

@@ -181,16 +181,6 @@ def plan_on_gpus(model, target=None, draft=None):
     return plan_cluster(config, Path("/nonexistent"), choose=lambda device: "cuda" if device == "auto" else device)
 
 
-def test_bitwise_targets_that_cannot_be_are_refused_before_anything_is_started(model):
-    for target, message in (
-        ({"device": "cuda"}, "with device 'cuda' and tensor_parallel 1"),
-        ({"device": "cpu", "tensor_parallel": 2}, "with device 'cpu' and tensor_parallel 2"),
-    ):
-        with pytest.raises(ModelError, match=f"exact is 'bitwise' {message}; it needs cpu and 1"):
-            plan_on_gpus(model, {"exact": "bitwise", **target})
-    assert plan_on_gpus(model, {"exact": "bitwise", "device": "cpu"}).target_device == "cpu"
-
-
 def asked_gpus(plan):
     """Of Ray, by a rank and by a draft worker."""
     rank = rank_options(plan.config.target.model_copy(update={"device": plan.target_device}), None, 0)

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from actors.engine.attention import tree_kernels
+from actors.engine.attention.exact_kernel import attend_row_kernel, row_constants
 from actors.engine.attention.triton_tree import attend_constants, combine_constants
 from actors.models.weight_kernels import product_constants, product_kernel
 
@@ -85,6 +86,14 @@ def main() -> None:
             dict.fromkeys(("parts", "log_sums"), "*fp32")
             | dict.fromkeys(("output", "sinks"), "*bf16")
             | dict.fromkeys(("first_rows", "begins"), "*i32"),
+        ),
+        compiled(
+            attend_row_kernel,
+            80,
+            row_constants(heads=32, kv_heads=8, head_dim=256, value_dim=256, has_softcap=True),
+            dict.fromkeys(("query", "keys", "values", "output"), "*bf16")
+            | dict.fromkeys(("context", "starts"), "*i64")
+            | dict.fromkeys(FLOAT32, "fp32"),
         ),
         product(80, 0),
         product(90, 32),

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from actors.build import kv_bytes_per_token
 from actors.engine import model_runner
+from actors.engine.attention import exact
 from actors.engine.attention.latent import cache_latents, latent_projection
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
@@ -141,7 +142,10 @@ def test_the_engine_says_what_the_unpatched_model_says(triton_device, kind, atte
     assert streams[2].num_cached >= 16
 
 
-def test_bitwise_logits_do_not_depend_on_company_or_tree():
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_bitwise_logits_do_not_depend_on_company_or_tree(place, triton_device, monkeypatch):
+    if place == "device":
+        monkeypatch.setattr(exact, "_attend_on_cpu", exact._attend_on_gpu)
     rows = []
     prompt = [4, 8, 15, 16, 23, 42]
     for company, length, nodes in ((0, 6, []), (7, 6, []), (0, 4, [9, 23, 1, 42])):
