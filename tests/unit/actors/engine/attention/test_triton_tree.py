@@ -165,9 +165,9 @@ def test_values_that_are_columns_of_the_keys(triton_device, heads, dims, dtype, 
     Case(forest, scoring, triton_device, (heads, 1), dims, dtype, shares_values=True).check(**launch)
 
 
-def test_a_context_of_128_k(triton_device):
-    """With a tree behind it: 129 splits of one row each."""
-    known = 1 << 17
+@pytest.mark.parametrize("known", [1 << 15, pytest.param(1 << 17, marks=pytest.mark.slow)])
+def test_a_context_of_many_splits(triton_device, known):
+    """With a tree behind it, a row in each of 33 or 129."""
     forest = forest_of([(known, known - 1, [-1], 0)], block_size=64)
     Case(forest, Scoring(0.5, None, None), triton_device, (1, 1), (8, 8)).check(max_context=forest.num_slots)
 
