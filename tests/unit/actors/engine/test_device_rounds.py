@@ -89,7 +89,7 @@ def engine_with(attention: str, device: torch.device) -> TargetEngine:
     return TargetEngine(model.to(device), EngineOptions(128, 4, attention=attention))
 
 
-@pytest.mark.parametrize("num_successors", [0, 3])
+@pytest.mark.parametrize("num_successors", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_the_device_says_what_the_host_says_for_all_kinds_of_sampling_at_once(triton_device, num_successors):
     engines = {name: engine_with(name, triton_device) for name in ("padded", "triton_tree")}
     rounds = {name: Rounds(engine, 7, SAMPLINGS) for name, engine in engines.items()}

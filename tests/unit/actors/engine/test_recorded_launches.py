@@ -100,7 +100,7 @@ def test_a_prompt_longer_than_a_round_is_computed_in_parts(triton_device, are_re
 
 
 @pytest.mark.usefixtures("torch_kernels")
-@pytest.mark.parametrize("num_successors", [0, 3])
+@pytest.mark.parametrize("num_successors", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
     samplings = [*SAMPLINGS, SamplingParams(7, temperature=1.0, acceptance="rejection")]
     engines = [engine_with("padded", triton_device), engine_with("triton_tree", triton_device)]
