@@ -35,7 +35,8 @@ class LayerShape(NamedTuple):
 class KvCache:
     """Keys and values by layer, each [num_slots + 1, kv_heads, dim]. Slot = block * block_size + offset.
 
-    Layers of one shape share a tensor, so that a move takes as many kernels whatever the number of layers.
+    Backends write finite numbers alone, zeros for others: a row multiplies what it does not see by 0, which NaN would
+    survive, so that one overflow would spread to other requests. Layers of one shape share a tensor, so that a move takes as many kernels whatever the number of layers.
     """
 
     def __init__(self, num_slots: int, device: torch.device, layers: Sequences[LayerShape]) -> None:
@@ -71,7 +72,7 @@ class KvCache:
         return sum(pool.numel() * pool.element_size() for pool in self._pools.values())
 
     def _zeros(self, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """Zeros for all slots: padding reads are multiplied by 0, which NaN would survive."""
+        """Zeros for all slots, which are read before they are written, too."""
         shape = (count, self.num_slots + 1, kv_heads, dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)

@@ -111,7 +111,8 @@ def test_sampled_rounds_of_ranks_gather_no_logits():
 
 def test_on_the_host_a_layer_costs_as_many_kernels_whatever_the_number_of_sequences():
     few, many = (row_of("8B", sequences, True, 7) for sequences in (8, 32))
-    assert few["kernels a layer"] == many["kernels a layer"] <= few["unpatched"] + 4
+    # One more than on a device: what is not finite is replaced by operators of its own.
+    assert few["kernels a layer"] == many["kernels a layer"] <= few["unpatched"] + 5
 
 
 def test_a_copy_and_a_kernel_more_are_seen():

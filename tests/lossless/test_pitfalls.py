@@ -4,6 +4,7 @@ its own for (distributions, processors, the automaton) is not repeated here."""
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from actors.messages import (
 from actors.sampling.processors import process_logits
 from actors.sampling.sampler import SequenceSampling, draft_with_probs, rows_for, sample_tokens
 from actors.sampling.verification import verify_rejections
-from cluster.config import RouterConfig, SpeculationConfig
+from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.core import RouterCore
 from paceline_testing.integrity import check_integrity
@@ -365,3 +366,39 @@ def test_no_module_unpickles_evaluates_or_trusts_remote_code():
                     assert called != ("torch", "load") or constants.get("weights_only") is True, where
                 if "trust_remote_code" in constants:
                     assert constants["trust_remote_code"] is False, where
+
+
+POISON = 250  # a token whose embedding is not a number, as after an overflow
+
+
+@pytest.fixture(scope="module", params=["fused", "unfused", "bitwise"])
+def poisoned(request, target_dir, tmp_path_factory) -> LocalEngine:
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+    with torch.no_grad():
+        model.model.embed_tokens.weight[POISON] = float("nan")
+    path = tmp_path_factory.mktemp("poisoned")
+    shutil.copytree(target_dir, path, dirs_exist_ok=True)
+    model.save_pretrained(path)
+    config = ClusterConfig.model_validate({"target": {"enforce_eager": request.param == "unfused"}})
+    exact = "bitwise" if request.param == "bitwise" else "default"
+    return LocalEngine(
+        str(path), config=config, draft_model="none", device="cpu", kv_cache_tokens=1024, batch_size=4, exact=exact
+    )
+
+
+def test_what_is_not_finite_stays_in_its_own_request(poisoned):
+    """Weights of what a row does not see are zero, and zero times NaN is NaN: in the cache, in a batch, in a tree."""
+    shared = list(range(30, 70))
+    clean = [[5, 6, 9], shared[:30], [*shared, 11, 12], [8]]
+    wanted = [answer.token_ids for answer in poisoned.generate(clean, max_new_tokens=12, ignore_eos=True)]
+    assert all(len(set(tokens)) > 2 for tokens in wanted)
+    bad = [[*shared, POISON, 11], [POISON], [3, POISON, 4], [9] * 20 + [POISON]]
+    together = poisoned.generate([*bad, *clean], max_new_tokens=12, ignore_eos=True)
+    after = poisoned.generate(clean, max_new_tokens=12, ignore_eos=True)
+    assert [answer.token_ids for answer in together[len(bad) :]] == wanted
+    assert [answer.token_ids for answer in after] == wanted
+    predictions = [[*tokens[:2], POISON, *tokens[2:8], POISON, *tokens] for tokens in wanted]
+    drafted = poisoned.generate(clean, max_new_tokens=12, ignore_eos=True, predictions=predictions)
+    assert [answer.token_ids for answer in drafted] == wanted

@@ -56,10 +56,14 @@ def write_slots(
     slots: int64 [rows].
     """
     pool_keys, pool_values = kv.layer(layer)
-    pool_keys.index_copy_(0, slots, keys)
+    pool_keys.index_copy_(0, slots, _finite(keys))
     if not kv.shares_values(layer):
-        pool_values.index_copy_(0, slots, values)
+        pool_values.index_copy_(0, slots, _finite(values))
     return pool_keys, pool_values
+
+
+def _finite(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def paged_attention(

@@ -32,6 +32,12 @@ def _last_not_after(first_rows, num_sequences, wanted, UNIT: tl.constexpr, OWN_T
 
 
 @triton.jit
+def _finite(numbers):
+    """Zeros for NaN and infinities, as all backends write them into the cache (see `KvCache`)."""
+    return tl.where(tl.abs(numbers.to(tl.float32)) < float("inf"), numbers, 0.0).to(numbers.dtype)
+
+
+@triton.jit
 def _attend_run(
     acc,  # float32 [BLOCK_M, VALUE_BLOCK]
     highest,  # float32 [BLOCK_M], in units of log 2
@@ -86,6 +92,8 @@ def _attend_run(
             mask=is_slot[None, :] & (key_dims < MAIN_DIM)[:, None],
             other=0.0,
         )
+        if IS_OWN:
+            key = _finite(key)
         if REST_BLOCK > 0:
             value = tl.trans(key)
         else:
@@ -94,6 +102,8 @@ def _attend_run(
                 mask=is_slot[:, None] & (value_dims < VALUE_DIM)[None, :],
                 other=0.0,
             )
+            if IS_OWN:
+                value = _finite(value)
         if UPCAST:
             key = key.to(tl.float32)
         scores = tl.dot(query, key, input_precision="ieee")
@@ -104,6 +114,8 @@ def _attend_run(
                 mask=is_slot[None, :] & (rest_dims < HEAD_DIM)[:, None],
                 other=0.0,
             )
+            if IS_OWN:
+                rest = _finite(rest)
             if UPCAST:
                 rest = rest.to(tl.float32)
             scores = tl.dot(query_rest, rest, scores, input_precision="ieee")
@@ -242,7 +254,7 @@ def attend_kernel(
         )
         tl.store(
             pool_keys + target[:, None] * pool_key_stride + kv_head * HEAD_DIM + key_dims[None, :],
-            new_keys,
+            _finite(new_keys),
             mask=is_key,
         )
         if REST_BLOCK > 0:
@@ -255,7 +267,7 @@ def attend_kernel(
             )
             tl.store(
                 pool_keys + target[:, None] * pool_key_stride + kv_head * HEAD_DIM + rest_dims[None, :],
-                new_rest,
+                _finite(new_rest),
                 mask=is_rest,
             )
         else:
@@ -267,7 +279,7 @@ def attend_kernel(
             )
             tl.store(
                 pool_values + target[:, None] * pool_value_stride + kv_head * VALUE_DIM + value_dims[None, :],
-                new_values,
+                _finite(new_values),
                 mask=is_value,
             )
 

@@ -105,7 +105,7 @@ def rotate(rounds: bool) -> int:
     """Rotate queries and keys in the products (RoPE, Su et al., 2021), and write keys and values into the cache.
 
     Fields: state, heads, key heads, head dim, stride of the products, layer, weights of norms of queries and keys (0:
-    none), bits of their eps in float32. The cache holds bfloat16 where it rounds.
+    none), bits of their eps in float32. The cache holds bfloat16 where it rounds, and finite numbers alone (`KvCache`).
     """
     sources = SOURCES
 
@@ -130,10 +130,18 @@ def rotate(rounds: bool) -> int:
                 _turn(products[head], cosines, sines, rounds)
             place = slots[row] * key_heads * dim
             for head in range(key_heads):
-                store(cache[0], place + head * dim, products[heads + head], rounds)
-                store(cache[1], place + head * dim, products[heads + key_heads + head], rounds)
+                for part, numbers in enumerate((products[heads + head], products[heads + key_heads + head])):
+                    _make_finite(numbers)
+                    store(cache[part], place + head * dim, numbers, rounds)
 
     return entry_point(share)
+
+
+@njit(nogil=True)
+def _make_finite(numbers: np.ndarray) -> None:
+    for index in range(len(numbers)):
+        if not abs(numbers[index]) < np.float32(np.inf):
+            numbers[index] = np.float32(0.0)
 
 
 @njit(nogil=True)

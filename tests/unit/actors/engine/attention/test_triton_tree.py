@@ -165,6 +165,20 @@ def test_values_that_are_columns_of_the_keys(triton_device, heads, dims, dtype, 
     Case(forest, scoring, triton_device, (heads, 1), dims, dtype, shares_values=True).check(**launch)
 
 
+@pytest.mark.parametrize("shares_values", [False, True])
+def test_numbers_that_are_not_finite_are_zeros_for_other_rows(triton_device, shares_values):
+    forest = forest_of([(6, 1, BRANCHED, 0), (20, 19, [], 0)])
+    outputs = []
+    for number in (float("nan"), float("-inf"), 0.0):
+        case = Case(forest, PLAIN, triton_device, dims=(24, 16), shares_values=shares_values)
+        case.keys[3], case.values[3], case.keys[7, :, -1] = number, number, number  # of a token and of a node
+        output, kv = case.got()
+        assert all(tensor[:-1].isfinite().all() for tensor in kv.layer(0))
+        outputs.append(output)
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[2])
+
+
 @pytest.mark.parametrize("known", [1 << 15, pytest.param(1 << 17, marks=pytest.mark.slow)])
 def test_a_context_of_many_splits(triton_device, known):
     """With a tree behind it, a row in each of 33 or 129."""
