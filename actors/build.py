@@ -94,7 +94,7 @@ def build_target_engine(
         tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)
         if meter is None:
             tokens = min(tokens, _MAX_AUTO_TOKENS)
-    num_blocks = max(1, tokens // options.block_size)
+    num_blocks = _blocks_of(tokens, options.block_size)
     if ranks > 1:
         # With pools of their own size, one rank would find no room for a sequence that the others compute.
         num_blocks = least_of_ranks(num_blocks)
@@ -135,7 +135,7 @@ def build_draft_engine(
         tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
     engine = DraftEngine(
         draft.model,
-        EngineOptions(max(1, tokens // options.block_size), options.block_size, is_eager=options.enforce_eager),
+        EngineOptions(_blocks_of(tokens, options.block_size), options.block_size, is_eager=options.enforce_eager),
         draft.token_ids,
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,
@@ -144,6 +144,12 @@ def build_draft_engine(
         return engine
     logger.info("draft model %s has its own vocabulary: its drafts are translated through the text", source.spec)
     return RetokenizedDraftEngine(engine, *texts)
+
+
+def _blocks_of(tokens: int, block_size: int) -> int:
+    if tokens < block_size:
+        raise ModelError(f"kv_cache_tokens is {tokens}; it must be at least block_size, {block_size}")
+    return tokens // block_size
 
 
 def kv_bytes_per_token(
@@ -177,7 +183,10 @@ def _bytes_for_target(
     if not model.config.is_encoder_decoder:
         slots = largest_round_slots(limits, longest, options.block_size)
         engine = TargetEngine(
-            model, EngineOptions(slots // options.block_size, options.block_size, is_eager=options.enforce_eager)
+            model,
+            EngineOptions(
+                slots // options.block_size, options.block_size, exact=options.exact, is_eager=options.enforce_eager
+            ),
         )
         meter.start()
         try:

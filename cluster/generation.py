@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Annotated
 
 from pydantic import Field
@@ -79,6 +80,8 @@ def changed(options: GenerationOptions | None, changes: Mapping[str, object]) ->
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raises InvalidRequest."""
     for token in token_ids:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise InvalidRequest(field, repr(token), "token ids are integers")
         if not 0 <= token < vocab_size:
             raise InvalidRequest(field, token, f"token ids are from 0 to {vocab_size - 1}")
 
@@ -105,7 +108,9 @@ class LengthLimits:
                 self.max_tokens_field, asked, f"the model's decoder writes at most {self.max_side_len} tokens"
             )
         if num_prompt + asked > self.max_model_len:
-            limit = f"with {num_prompt} prompt tokens that is more than the model's {self.max_model_len}"
+            limit = (
+                f"with {num_prompt} of the prompt that is more than the {self.max_model_len} tokens there is room for"
+            )
             raise self._too_long(self.max_tokens_field, asked, limit)
         return asked
 
@@ -114,7 +119,7 @@ class LengthLimits:
         if num_prompt == 0:
             raise InvalidRequest(self.prompt_field, "empty", "a prompt needs at least one token")
         if num_prompt >= self.max_model_len:
-            limit = f"the model takes at most {self.max_model_len} tokens, prompt and answer together"
+            limit = f"there is room for at most {self.max_model_len} tokens, prompt and answer together"
             raise self._too_long(self.prompt_field, tokens, limit)
         if self.max_side_len is not None and num_prompt > self.max_side_len:
             limit = f"the model's encoder takes at most {self.max_side_len} tokens"

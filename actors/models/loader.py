@@ -227,6 +227,9 @@ def _load_model(
     except ModelError as error:
         raise ModelError(f"model {source.spec!r}: {error}") from None
     except Exception as error:
+        problem = getattr(options.get("quantization_config"), "problem", None)
+        if problem is not None:
+            raise ModelError(f"model {source.spec!r}: {problem}") from None
         raise ModelError(f"model {source.spec!r}: the weights cannot be loaded: {_one_line(error)}") from error
     if stored is not None:
         unify_dtype(model, torch_dtype)

@@ -18,6 +18,7 @@ from transformers.distributed.parallel_utils import replace_layer_number_by_wild
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from actors.errors import ModelError
 from actors.models.quantization import (
     check_int4_shard,
     kind_of_layer,
@@ -46,6 +47,10 @@ class WhileLoading(QuantizationConfigMixin):
         self.quantization: Quantization = quantization
         self.ranks = ranks
         self.keep_head = keep_head
+        self.problem: ModelError | None = None  # that a layer has met, of which the loader only says that there was one
+
+    def __deepcopy__(self, _: object) -> WhileLoading:  # who made it reads the problem
+        return self
 
 
 @register_quantizer(_METHOD)
@@ -132,7 +137,13 @@ class _Quantize(ConversionOps):
         for name, value in input_dict.items():
             if self._quantizer.param_needs_quantization(model, name):
                 weight = value[0] if isinstance(value, list) else value
-                self._quantizer.replace(model, name.removesuffix(".weight"), weight)
+                layer = name.removesuffix(".weight")
+                try:
+                    self._quantizer.replace(model, layer, weight)
+                except ModelError as error:
+                    config = self._quantizer.quantization_config
+                    config.problem = config.problem or ModelError(f"{layer}: {error}")
+                    raise
                 missing_keys.discard(name)
             else:
                 others[name] = value

@@ -38,7 +38,7 @@ VocabOption = Annotated[
 PromptsOption = Annotated[
     Path | None, typer.Option(help="JSON lines with your own prompts, in place of the built-in ones.")
 ]
-ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")]
+ThreadsOption = Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: all cores.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same result on the same machine.")]
 

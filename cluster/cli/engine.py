@@ -56,7 +56,7 @@ class ModelOptions:
         Literal["default", "bitwise"], typer.Option(help="bitwise: drafts and batch cannot change a bit of the logits.")
     ] = "default"
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Torch threads; by default as many as there are cores.")
+        int | None, typer.Option(min=1, max=256, help="Torch threads; by default as many as there are cores.")
     ] = None
 
     def settings(self) -> dict[str, Any]:

@@ -150,9 +150,9 @@ class LocalEngine:
         """model: a prepared name, a directory, a GGUF file or a Hugging Face id.
 
         options: any of `cluster.offline.options.KEYS`, as in `draft_model="none", gamma=5`. Each sets a key of a
-        cluster's configuration (docs/configuration.md) and takes precedence over `config`. None means the
-        configuration's default, except: batch_size is 8; draft_dtype and draft_quantization follow the target;
-        max_rows is 64, or more if a lookahead window needs it.
+        cluster's configuration (docs/configuration.md) and takes precedence over `config`. Torch's threads stay those
+        of the process. None means the configuration's default, except: batch_size is 8; draft_dtype and
+        draft_quantization follow the target; max_rows is 64, or more if a lookahead window needs it.
 
         cache: the shared cache of this model, to draft from and publish to; the caller closes it. seconds_of_rows:
         simulated seconds of a forward of n rows, in place of the clock; which drafts are verified then does not depend
@@ -181,7 +181,7 @@ class LocalEngine:
         self._batch_size = config.router.max_running
         self._seconds_of_rows = seconds_of_rows
         self._simulated_s = 0.0  # sum of simulated round times
-        info = self._target_info()
+        info = self._target_info(config.target.max_model_len)
         self.max_model_len = info.max_model_len
         sharing = None if cache is None else cache.share_counts(drafters)
         shared = SharedLearning(cache, sharing)
@@ -207,7 +207,7 @@ class LocalEngine:
             delta_bytes=0 if cache is None else DELTA_BYTES,
         )
 
-    def _target_info(self) -> WorkerInfo:
+    def _target_info(self, max_model_len: int | None) -> WorkerInfo:
         options = self.target.options
         profile = warm_up(self.target)
         if self._seconds_of_rows is not None:
@@ -216,7 +216,11 @@ class LocalEngine:
             role="target",
             incarnation=0,
             vocab_size=self.target.vocab_size,
-            max_model_len=min(self.info.max_model_len, options.num_blocks * options.block_size),
+            max_model_len=min(
+                self.info.max_model_len,
+                max_model_len or self.info.max_model_len,
+                options.num_blocks * options.block_size,
+            ),
             block_size=options.block_size,
             total_blocks=options.num_blocks,
             step_times=list(profile),
@@ -241,6 +245,8 @@ class LocalEngine:
         on_progress(prompts finished, tokens emitted) is called for every chunk of tokens, on_round after every round.
         Raises InvalidRequest, by the same limits as over HTTP, before anything is computed.
         """
+        if isinstance(prompts, str):
+            raise InvalidRequest("prompts", prompts, "it must be a list of prompts")
         requests = self._requests.make(_numbered(prompts), changed(options, changes), predictions)
         done: dict[str, Generation] = {}
         running: dict[str, _Running] = {}

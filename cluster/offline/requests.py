@@ -106,7 +106,9 @@ class LocalRequests:
     def _encode(self, prompt: Prompt, field: str) -> list[int]:
         if isinstance(prompt, str):
             token_ids = self._tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
+        elif not isinstance(prompt, Sequence | np.ndarray):
+            raise InvalidRequest(field, repr(prompt), "it must be a text, a list of messages or a list of token ids")
+        elif len(prompt) and isinstance(prompt[0], Mapping):
             token_ids = self._encode_conversation(list(cast(Sequence[Mapping[str, str]], prompt)), field)
         else:
             token_ids = list(cast(Sequence[int], prompt))

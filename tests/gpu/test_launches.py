@@ -44,8 +44,8 @@ def check(row: dict) -> None:
 
 
 def of_layers(compiled: bool) -> list:
-    """All cases. torch's compiler takes seconds for a case, and rounds ask for the same whatever they hold: the largest of
-    a shape stand for the others."""
+    """All cases. torch's compiler takes seconds for a case, and rounds ask for the same whatever they hold: the largest
+    of a shape stand for the others."""
     return [
         pytest.param(*case, compiled, marks=[] if not compiled or case[1:] == (32, True, 31) else pytest.mark.slow)
         for case in CASES

@@ -6,6 +6,7 @@ import shutil
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,6 +16,7 @@ from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest, ModelError
 from actors.models.loader import load_config
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, save_eagle_head, save_tiny_model, tiny_eagle_tensors
@@ -275,12 +277,22 @@ def test_a_draft_model_that_fails_costs_its_drafts_and_nothing_else(model_dirs, 
 
 def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
-    with pytest.raises(InvalidRequest, match=r"prompts\[1\] is '256 tokens'; the model takes at most 256"):
+    with pytest.raises(InvalidRequest, match=r"prompts\[1\] is '256 tokens'; there is room for at most 256"):
         local.generate([PROMPTS[0], [65] * 256])
     with pytest.raises(InvalidRequest, match="258"):
         local.generate([[4000]])
     with pytest.raises(InvalidRequest, match="at least one token"):
         local.generate([[]])
+    for prompts, message in (
+        ("abc", "prompts is 'abc'; it must be a list of prompts"),
+        ([[65, 1.5]], r"prompts\[0\] is '1.5'; token ids are integers"),
+        ([[True]], r"prompts\[0\] is 'True'; token ids are integers"),
+        ([None], r"prompts\[0\] is 'None'; it must be a text, a list of messages or a list of token ids"),
+        ([{"role": "user"}], r"prompts\[0\] is .*; it must be a text, a list of messages"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            local.generate(prompts)
+    assert local.generate([np.array([65, 66])], max_new_tokens=1)
     for field, value in (
         ("top_p", 0.0),
         ("min_p", -0.1),
@@ -297,6 +309,9 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     assert local.generate([PROMPTS[0]], max_new_tokens=3)[0].token_ids  # still works
     with pytest.raises(InvalidRequest, match="known drafters"):
         engine(model_dirs["llama"], ("oracle",))
+    with pytest.raises(ModelError, match="kv_cache_tokens is 256; it must be at least block_size, 512"):
+        config = ClusterConfig.model_validate({"target": {"block_size": 512, "kv_cache_tokens": 256}})
+        LocalEngine(str(model_dirs["llama"]), config=config, draft_model="none", device="cpu")
     with pytest.raises(ModelError, match="nowhere"):
         LocalEngine("/nowhere/at/all")
     for field, value in (("max_rows", 0), ("max_draft_tokens", -1), ("max_draft_tokens", 257), ("batch_size", 0)):

@@ -29,7 +29,14 @@ from actors.engine.cpu_kernels.byte_product import ByteProduct
 from actors.engine.cpu_kernels.entry_points import SOURCES
 from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES
 from actors.engine.cpu_kernels.packed_linear import PackedLinear
-from actors.engine.cpu_kernels.panel_linear import DTYPES, PanelKernel, PanelLinear, Panels, has_multiply_add
+from actors.engine.cpu_kernels.panel_linear import (
+    DTYPES,
+    PanelKernel,
+    PanelLinear,
+    Panels,
+    has_bfloat16_pairs,
+    has_multiply_add,
+)
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.engine.cpu_kernels.weight_formats import CODE_BITS
 from actors.home import paceline_home
@@ -200,7 +207,7 @@ class KernelChoices:
                 for machine, known in machines.items()
                 if isinstance(known, dict)
             }
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             return {}
 
     def _write(self, machines: dict[str, dict[str, str]]) -> None:
@@ -211,6 +218,8 @@ class KernelChoices:
             temporary.replace(self._path)
         except OSError as error:
             logger.info("measured kernels are not kept: %s", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -229,6 +238,8 @@ def _locked(path: Path) -> Iterator[None]:
 def _machine() -> str:
     """What the speed of a kernel depends on, as far as it can change under one home: also our own code."""
     masks = " ".join(filter(None, (os.environ.get("ONEDNN_MAX_CPU_ISA"), config.CPU_NAME, config.CPU_FEATURES)))
+    if not has_openmp():
+        masks += " without OpenMP"
     cpu = f"{platform.machine()} {llvm.get_host_cpu_name()} {torch.backends.cpu.get_cpu_capability()} {masks}".strip()
     return f"{cpu}, torch {torch.__version__}, {torch.get_num_threads()} threads, kernels {SOURCES:x}"
 
@@ -256,7 +267,12 @@ def _names_for(key: str) -> Collection[str]:
     """What a record may hold under a key."""
     if key.startswith("dtype of"):
         return _DTYPES
-    return (*INT8_PRODUCTS, _WIDENED, "plain") if key.startswith("int8") else KERNELS
+    panels = [name for name, kernel in _PANELS.items() if not kernel.rounds_inputs]
+    if key.startswith("bfloat16") and has_bfloat16_pairs():
+        panels = list(_PANELS)
+    if key.endswith("in fused layers"):
+        return [*panels, "plain"]
+    return [*INT8_PRODUCTS, _WIDENED] if key.startswith("int8") else [*panels, "packed", "plain"]
 
 
 def _of_bits(bits: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from actors.engine.cpu_kernels.block_weights import blocks_of_int4
 from actors.engine.cpu_kernels.byte_product import has_byte_product
@@ -200,6 +200,18 @@ def test_int4_refuses_weights_beyond_float16(number):
     layer.weight[3, 5] = number
     with pytest.raises(ModelError, match=r"quantization is 'int4'; the largest weight .* must be at most 65504"):
         Int4Linear(layer, CPU)
+
+
+def test_int4_names_the_layer_of_a_weight_beyond_float16_when_it_loads(tmp_path):
+    path = save_tiny_model(tmp_path / "tiny", hidden_size=64)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = 1e6
+    model.save_pretrained(path)
+    with pytest.raises(
+        ModelError, match=r"'tiny': model.layers.1.mlp.up_proj: quantization is 'int4'; .* is 1e\+06; it"
+    ):
+        load_model(ModelSource("tiny", "tiny", path), quantization="int4")
 
 
 def test_int4_takes_a_quarter_of_the_bytes_of_float16():

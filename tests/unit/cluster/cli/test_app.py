@@ -158,7 +158,10 @@ TINY = "a model"  # stands for its directory
         (["--model", TINY, "--draft-model", "/no/such/model"], "model '/no/such/model': "),
         (["--model", TINY, "--drafter", "suffix,sufix"], "drafters is 'sufix'; known drafters are auto, "),
         (["--model", TINY, "--drafter", "draft_model"], "--draft-model is 'auto'; run: paceline drafter build --targ"),
-        (["--model", TINY, "--max-new-tokens", "1024"], "max_new_tokens is 1024; with 1 prompt tokens that is more th"),
+        (
+            ["--model", TINY, "--max-new-tokens", "1024"],
+            "max_new_tokens is 1024; with 1 of the prompt that is more than the",
+        ),
     ],
 )
 def test_a_model_or_drafter_that_cannot_be_is_named(refuse, tiny_model_dir, options, expected):

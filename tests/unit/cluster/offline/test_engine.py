@@ -9,6 +9,7 @@ import re
 import pytest
 
 from actors.errors import InvalidRequest
+from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import save_tiny_model
@@ -44,6 +45,13 @@ def is_empty(engine):
 def whole(text: str) -> str:
     """A random model says bytes that are no character; how many marks they get depends on how they are grouped."""
     return re.sub("\ufffd+", "\ufffd", text).strip("\ufffd")
+
+
+def test_a_configuration_limits_the_length(model_dir):
+    config = ClusterConfig.model_validate({"target": {"max_model_len": 64}})
+    limited = LocalEngine(model_dir, config=config, draft_model="none", device="cpu", kv_cache_tokens=4096)
+    with pytest.raises(InvalidRequest, match="there is room for at most 64 tokens"):
+        limited.generate([[5] * 70])
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 11}], ids=["greedy", "sampled"])

@@ -133,7 +133,7 @@ def test_bfloat16_must_be_faster_by_a_tenth(slower, dtype, small_measurements, t
     assert KernelChoices(path).dtype(512, 256) == dtype
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "\0"])
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "\0", "[" * 100_000])
 def test_a_file_that_is_no_record_is_measured_anew(text, small_measurements, tmp_path, monkeypatch):
     path = tmp_path / "cpu_kernels.json"
     path.write_text(text)
@@ -141,6 +141,21 @@ def test_a_file_that_is_no_record_is_measured_anew(text, small_measurements, tmp
     choices = KernelChoices(path)
     assert choices.kernel(*SHAPE) == "plain"
     assert KernelChoices(path).kernel(*SHAPE) == "plain"
+
+
+def test_a_kernel_that_cannot_be_had_for_a_shape_is_measured_anew(small_measurements, tmp_path, monkeypatch):
+    path = tmp_path / "cpu_kernels.json"
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, **__: {"plain": [2.0]})
+    KernelChoices(path).kernel(*SHAPE)
+    path.write_text(path.read_text().replace("plain", "pairs"))  # products of float32 that round to bfloat16
+    assert KernelChoices(path).kernel(*SHAPE) == "plain"
+
+
+def test_a_record_that_cannot_be_put_in_place_leaves_no_file(small_measurements, tmp_path, monkeypatch):
+    (tmp_path / "cpu_kernels.json").mkdir()
+    monkeypatch.setattr(kernel_choice, "measure", lambda *_, **__: {"plain": [2.0]})
+    assert KernelChoices(tmp_path / "cpu_kernels.json").kernel(*SHAPE) == "plain"
+    assert {path.name for path in tmp_path.iterdir()} == {"cpu_kernels.json", "cpu_kernels.lock"}
 
 
 def test_a_home_that_cannot_be_written_keeps_nothing_and_serves(small_measurements, tmp_path):
