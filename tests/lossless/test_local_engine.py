@@ -309,9 +309,9 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     assert local.generate([PROMPTS[0]], max_new_tokens=3)[0].token_ids  # still works
     with pytest.raises(InvalidRequest, match="known drafters"):
         engine(model_dirs["llama"], ("oracle",))
+    config = ClusterConfig.model_validate({"target": {"block_size": 512, "kv_cache_tokens": 256}})
     with pytest.raises(ModelError, match="kv_cache_tokens is 256; it must be at least block_size, 512"):
-        config = ClusterConfig.model_validate({"target": {"block_size": 512, "kv_cache_tokens": 256}})
-        LocalEngine(str(model_dirs["llama"]), config=config, draft_model="none", device="cpu")
+        LocalEngine(str(model_dirs["llama"][0]), config=config, draft_model="none", device="cpu")
     with pytest.raises(ModelError, match="nowhere"):
         LocalEngine("/nowhere/at/all")
     for field, value in (("max_rows", 0), ("max_draft_tokens", -1), ("max_draft_tokens", 257), ("batch_size", 0)):
