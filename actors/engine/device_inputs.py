@@ -37,6 +37,7 @@ class Shape(NamedTuple):
 
 
 class DeviceInputs(NamedTuple):
+    batch: PackedBatch  # on the host
     token_ids: torch.Tensor  # int64 [R]
     positions: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor  # int64 [L]; those of padding are 0
@@ -47,7 +48,7 @@ class DeviceInputs(NamedTuple):
     updates: Sequences[torch.Tensor]  # likewise, but read before the forward
     block_size: int
     max_context: int  # slots that the longest sequence may have
-    # Inputs of the same key differ in nothing but the contents of tensors, `chunks`, `moves` and `updates`.
+    # Inputs of the same key differ in nothing but `batch`, the contents of tensors, `chunks`, `moves` and `updates`.
     key: Hashable
 
 
@@ -86,6 +87,7 @@ def send_inputs(
     first_update = end_updates - len(updates)
     token_ids, positions, logit_places = sent[:3]
     return DeviceInputs(
+        batch=batch,
         token_ids=token_ids,
         positions=positions,
         logit_rows=logit_places,

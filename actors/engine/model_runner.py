@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention, has_varlen_kernel
 from actors.engine.attention.exact import ExactPlan
+from actors.engine.attention.flashinfer import FlashInfer, FlashInferPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.latent import cache_latents
 from actors.engine.attention.padded import PaddedPlan
@@ -28,13 +29,12 @@ from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import layer_shapes
-from actors.engine.options import AttentionBackend
 from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.models.shards import VocabularyShard
-from actors.options import Exactness
+from actors.options import AttentionBackend, Exactness
 
 # Rows of every forward in bitwise mode: in matrix products of one fixed shape, a row's bits depend neither on its place
 # in the tile nor on the other rows. Wide enough for a decoding sequence with its drafts.
@@ -99,6 +99,7 @@ class ModelRunner:
         self._exact = exact
         self.kv = KvCache(num_slots, self.device, shapes)
         self._arena = None if self._attention == "padded" else Arena(self.device)
+        self._flashinfer = FlashInfer(self.device) if self._attention == "flashinfer" else None
         self._finds_chunks = self._attention == "triton_tree" and has_varlen_kernel(self.device)
         self._launches: RecordedLaunches | None = None
         self.tap: FeatureTap | None = None  # on the model, set before the first forward
@@ -186,8 +187,8 @@ class ModelRunner:
     ) -> Result:
         """What `launch` returns, which computes the inputs. key: all else that its launches depend on. The tensors hold
         until the next call. may_record: False where few rounds have the same key, as with parts of prompts."""
-        # The shapes of prompt chunks are no part of a key.
-        if self._launches is None or not may_record or inputs.chunks is not None:
+        # FlashInfer plans on the host, and the shapes of prompt chunks are no part of a key.
+        if self._launches is None or not may_record or self._flashinfer is not None or inputs.chunks is not None:
             return launch()
         tap = self.tap if self.tap is not None and self.tap.is_open else None
 
@@ -203,10 +204,12 @@ class ModelRunner:
     @torch.inference_mode()
     def compute(self, inputs: DeviceInputs) -> torch.Tensor:
         """The forward of inputs that are on the device; logits [num_logits, vocab], or with tensor parallelism those of
-        `vocabulary_shard`. Launches only: it waits for nothing and reads nothing of the host."""
+        `vocabulary_shard`. Launches only: it waits for nothing and reads nothing of the host. (`flashinfer` does.)"""
         return self._run(inputs.token_ids, inputs.positions, self._plan_on_device(inputs), inputs.logit_rows)
 
     def _plan_on_device(self, inputs: DeviceInputs) -> AttentionPlan:
+        if self._flashinfer is not None:
+            return FlashInferPlan(self._flashinfer, inputs.batch, inputs.rows.slots, self.kv)
         # Triton is not installed everywhere.
         from actors.engine.attention.triton_tree import TreePlan
         from actors.engine.attention.varlen import VarlenPlan

@@ -33,12 +33,12 @@ from actors.engine.compiled import opaque_attention
 from actors.engine.compiled.layers import compile_model
 from actors.engine.compiled.merged_linears import share_products
 from actors.engine.hidden_state_drafter import HeadRows
-from actors.engine.options import AttentionBackend, EngineOptions
+from actors.engine.options import EngineOptions
 from actors.engine.row_tiers import row_tier
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
-from actors.options import EagleOptions
+from actors.options import AttentionBackend, EagleOptions
 from paceline_testing.drafting import tree_to_verify
 from tests.gpu.triton_codegen import launches_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from actors.engine.options import AttentionBackend
+from actors.options import AttentionBackend
 
 _LEAST_CAPABILITY = (8, 0)  # Ampere: asynchronous copies and bfloat16 products
 

@@ -59,7 +59,7 @@ def pack_chunks(batch: PackedBatch) -> PackedChunks | None:
     if not len(sequences):
         return None
     rows = [np.arange(batch.first_rows[s], batch.first_rows[s + 1]) for s in sequences]
-    slots = [_slots_of(batch, s, contexts[s]) for s in sequences]
+    slots = [_slots_of(batch, s, contexts[s]) for s in sequences.tolist()]
     starts = np.zeros((2, len(sequences) + 1), np.int32)
     np.cumsum([counts[sequences], contexts[sequences]], axis=1, out=starts[:, 1:])
     return PackedChunks(
