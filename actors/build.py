@@ -14,6 +14,7 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
+from actors.engine.attention.flashinfer import wrapper_class
 from actors.engine.attention.latent import cache_latents
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
@@ -25,6 +26,7 @@ from actors.errors import ModelError
 from actors.models.collectives import sum_in_rank_order, use_symmetric_memory
 from actors.models.dtypes import choose_dtype
 from actors.models.loader import (
+    check_attention,
     check_encoder_decoder,
     check_exact,
     choose_device,
@@ -40,7 +42,7 @@ from actors.models.loader import (
 from actors.models.shards import check_unwrapped
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
-from actors.options import DraftOptions, TargetOptions
+from actors.options import DraftOptions, ModelOptions, TargetOptions
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ def build_target_engine(
     device = choose_device(options.device)
     ranks = options.tensor_parallel
     check_exact(options, device)
+    _check_attention(options, device)
     if source.vocab_map_path is not None and ranks > 1:
         raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
@@ -103,11 +106,15 @@ def build_target_engine(
         block_size=options.block_size,
         prefix_cache=options.prefix_cache,
         exact=options.exact,
+        attention=options.attention,
         is_eager=options.enforce_eager,
     )
     engine = TargetEngine(model, engine_options, rank, ranks)
     if head is not None:
-        engine.attach_head(EagleDrafter(model, head, engine_options.num_slots, options.eagle, num_ranks=ranks))
+        attention = None if options.attention == "flashinfer" else options.attention
+        engine.attach_head(
+            EagleDrafter(model, head, engine_options.num_slots, options.eagle, attention=attention, num_ranks=ranks)
+        )
     return engine
 
 
@@ -125,6 +132,9 @@ def build_draft_engine(
         refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
     config, device = load_config(source), choose_device(options.device)
+    _check_attention(options, device)
+    if options.attention is not None:
+        refuse_encoder(source, f"attention {options.attention!r}")
     dtype = choose_dtype(options.dtype, config, device, fastest_dtype)
     meter = gpu_meter(device)
     draft = load_draft_model(source, dtype, device, quantization=options.quantization)
@@ -133,9 +143,15 @@ def build_draft_engine(
     if tokens is None:
         num_bytes = _bytes_for_draft_model(options, meter)
         tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
+    engine_options = EngineOptions(
+        _blocks_of(tokens, options.block_size),
+        options.block_size,
+        attention=options.attention,
+        is_eager=options.enforce_eager,
+    )
     engine = DraftEngine(
         draft.model,
-        EngineOptions(_blocks_of(tokens, options.block_size), options.block_size, is_eager=options.enforce_eager),
+        engine_options,
         draft.token_ids,
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,
@@ -150,6 +166,13 @@ def _blocks_of(tokens: int, block_size: int) -> int:
     if tokens < block_size:
         raise ModelError(f"kv_cache_tokens is {tokens}; it must be at least block_size, {block_size}")
     return tokens // block_size
+
+
+def _check_attention(options: ModelOptions, device: str) -> None:
+    """Raises ModelError where attention is asked for that does not run here."""
+    check_attention(options, device)
+    if options.attention == "flashinfer":
+        wrapper_class()
 
 
 def kv_bytes_per_token(
@@ -182,12 +205,14 @@ def _bytes_for_target(
     slots = 0
     if not model.config.is_encoder_decoder:
         slots = largest_round_slots(limits, longest, options.block_size)
-        engine = TargetEngine(
-            model,
-            EngineOptions(
-                slots // options.block_size, options.block_size, exact=options.exact, is_eager=options.enforce_eager
-            ),
+        engine_options = EngineOptions(
+            slots // options.block_size,
+            options.block_size,
+            exact=options.exact,
+            attention=options.attention,
+            is_eager=options.enforce_eager,
         )
+        engine = TargetEngine(model, engine_options)
         meter.start()
         try:
             run_largest_round(engine, limits, longest)

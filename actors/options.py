@@ -14,6 +14,7 @@ from cache_service.options import Options
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "fp8", "int8", "int4"]
 Exactness = Literal["default", "bitwise"]
+AttentionBackend = Literal["padded", "triton_tree", "flashinfer"]
 
 EagleDepth = Annotated[int, Field(ge=1, le=32)]
 EagleTopK = Annotated[int, Field(ge=1, le=64)]
@@ -37,6 +38,9 @@ class ModelOptions(Options):
     """Tokens of the KV cache. null: as many as the device's memory has room for."""
     enforce_eager: bool = False
     """Run layers as they are: not compiled or in CUDA graphs on a GPU, not fused on a CPU."""
+    attention: AttentionBackend | None = None
+    """Kernels of attention, see docs/engine.md. null: triton_tree on a GPU from Ampere on, else padded. flashinfer: on
+    a GPU, with the extra of that name; an EAGLE head attends as with null."""
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a KV block."""
 

@@ -25,6 +25,7 @@ from actors.errors import InvalidRequest, ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import (
     ModelInfo,
+    check_attention,
     check_encoder_decoder,
     check_tensor_parallel,
     choose_device,
@@ -145,6 +146,9 @@ def plan_cluster(
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
     target_device = choose(_device_of_ray("target.device", config.target.device))
     draft_device = choose(_device_of_ray("draft.device", config.draft.device))
+    check_attention(config.target, target_device)
+    if draft is not None:
+        check_attention(config.draft, draft_device)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(
         config=config,

@@ -32,10 +32,9 @@ from actors.engine.device_inputs import send_inputs
 from actors.engine.feature_tap import FeatureTap
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.kv_cache import KvCache
-from actors.engine.options import AttentionBackend
 from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.row_tiers import row_tier
-from actors.options import EagleOptions
+from actors.options import AttentionBackend, EagleOptions
 
 _SCRATCH_SLOTS = 4096  # slots for keys and values of growing trees
 

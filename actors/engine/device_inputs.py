@@ -17,6 +17,7 @@ import torch
 from numba import njit
 
 from actors.engine.arena import ALIGNMENT, Arena, Part, Views
+from actors.engine.attention.prompt_chunks import PackedChunks, PromptChunks
 from actors.engine.attention.tree_rows import TreeRows
 from actors.engine.batch import NODES_OF_A_WORD, PackedBatch
 from actors.engine.row_tiers import context_tier, power_tier, row_tier
@@ -36,16 +37,19 @@ class Shape(NamedTuple):
 
 
 class DeviceInputs(NamedTuple):
+    batch: PackedBatch  # on the host
     token_ids: torch.Tensor  # int64 [R]
     positions: torch.Tensor  # int64 [R]
     logit_rows: torch.Tensor  # int64 [L]; those of padding are 0
     rows: TreeRows
+    chunks: PromptChunks | None  # without them, all rows attend as `rows` says
     moves: torch.Tensor  # int64 [2, M]: slots to copy before the forward; those of padding copy the padding slot
     more: Sequences[torch.Tensor]  # what the caller has sent along
     updates: Sequences[torch.Tensor]  # likewise, but read before the forward
     block_size: int
     max_context: int  # slots that the longest sequence may have
-    key: Hashable  # inputs of the same key differ in nothing but the contents of tensors, `moves` and `updates`
+    # Inputs of the same key differ in nothing but `batch`, the contents of tensors, `chunks`, `moves` and `updates`.
+    key: Hashable
 
 
 def send_inputs(
@@ -57,6 +61,7 @@ def send_inputs(
     padding_slot: int,
     more: Sequences[Part] = (),
     updates: Sequences[Part] = (),
+    chunks: PackedChunks | None = None,
 ) -> DeviceInputs:
     """One copy to the device, which must have read the inputs before the next.
 
@@ -74,19 +79,23 @@ def send_inputs(
     places, views, num_words = _layout_of(shape)
     buffer = np.zeros(num_words, np.int64)
     _fill(buffer, buffer.view(np.int32), places, shape, padding_slot, logit_rows, *batch[1:-1])
-    # Moves and updates come last: their number changes no other address.
+    # Moves, updates and chunks come last: their number changes no other address.
     parts = [Part(buffer, (num_words,), views=views), *more, Part(moves, (2, power_tier(moves.shape[1])), padding_slot)]
-    sent = arena.send([*parts, *updates])
-    first_update = len(sent) - len(updates)
+    chunk_parts = [] if chunks is None else [Part(chunks.words, (power_tier(len(chunks.words)),))]
+    sent = arena.send([*parts, *updates, *chunk_parts])
+    end_updates = len(sent) - len(chunk_parts)
+    first_update = end_updates - len(updates)
     token_ids, positions, logit_places = sent[:3]
     return DeviceInputs(
+        batch=batch,
         token_ids=token_ids,
         positions=positions,
         logit_rows=logit_places,
         rows=TreeRows(*sent[3:_NUM_VIEWS]),
+        chunks=None if chunks is None else chunks.on_device(sent[-1]),
         moves=sent[first_update - 1],
         more=sent[_NUM_VIEWS : first_update - 1],
-        updates=sent[first_update:],
+        updates=sent[first_update:end_updates],
         block_size=batch.block_size,
         max_context=shape.max_context,
         key=(arena.generation, shape, tuple([part.shape for part in more])),

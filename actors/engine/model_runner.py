@@ -12,11 +12,13 @@ from numba import njit
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.engine.arena import Arena, Part
-from actors.engine.attention.choice import choose_attention
+from actors.engine.attention.choice import choose_attention, has_varlen_kernel
 from actors.engine.attention.exact import ExactPlan
+from actors.engine.attention.flashinfer import FlashInfer, FlashInferPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.latent import cache_latents
 from actors.engine.attention.padded import PaddedPlan
+from actors.engine.attention.prompt_chunks import pack_chunks
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import choose_panels, replace_linears
@@ -27,13 +29,12 @@ from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import layer_shapes
-from actors.engine.options import AttentionBackend
 from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
 from actors.errors import ModelError
 from actors.models.shards import VocabularyShard
-from actors.options import Exactness
+from actors.options import AttentionBackend, Exactness
 
 # Rows of every forward in bitwise mode: in matrix products of one fixed shape, a row's bits depend neither on its place
 # in the tile nor on the other rows. Wide enough for a decoding sequence with its drafts.
@@ -99,7 +100,9 @@ class ModelRunner:
         self._exact = exact
         self.kv = KvCache(num_slots, self.device, shapes)
         # In bitwise mode logits are of the host: what is drawn there does not depend on the batch's shape.
-        self._arena = Arena(self.device) if self._attention == "triton_tree" and exact == "default" else None
+        self._arena = Arena(self.device) if self._attention != "padded" and exact == "default" else None
+        self._flashinfer = FlashInfer(self.device) if self._attention == "flashinfer" else None
+        self._finds_chunks = self._attention == "triton_tree" and has_varlen_kernel(self.device)
         self._launches: RecordedLaunches | None = None
         self.tap: FeatureTap | None = None  # on the model, set before the first forward
         if self._arena is not None and is_eager:
@@ -175,7 +178,8 @@ class ModelRunner:
         ascending) with padding. more, updates: arrays of the caller that travel along."""
         assert self._arena is not None
         moves, padding_slot = self.kv.take_moves(), self.kv.padding_slot
-        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more, updates)
+        chunks = pack_chunks(batch) if self._finds_chunks else None
+        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more, updates, chunks)
         if inputs.moves.shape[1]:
             self.kv.copy_slots(inputs.moves)
         return inputs
@@ -185,7 +189,8 @@ class ModelRunner:
     ) -> Result:
         """What `launch` returns, which computes the inputs. key: all else that its launches depend on. The tensors hold
         until the next call. may_record: False where few rounds have the same key, as with parts of prompts."""
-        if self._launches is None or not may_record:
+        # FlashInfer plans on the host, and the shapes of prompt chunks are no part of a key.
+        if self._launches is None or not may_record or self._flashinfer is not None or inputs.chunks is not None:
             return launch()
         tap = self.tap if self.tap is not None and self.tap.is_open else None
 
@@ -201,11 +206,19 @@ class ModelRunner:
     @torch.inference_mode()
     def compute(self, inputs: DeviceInputs) -> torch.Tensor:
         """The forward of inputs that are on the device; logits [num_logits, vocab], or with tensor parallelism those of
-        `vocabulary_shard`. Launches only: it waits for nothing and reads nothing of the host."""
-        from actors.engine.attention.triton_tree import TreePlan  # Triton is not installed everywhere
+        `vocabulary_shard`. Launches only: it waits for nothing and reads nothing of the host. (`flashinfer` does.)"""
+        return self._run(inputs.token_ids, inputs.positions, self._plan_on_device(inputs), inputs.logit_rows)
 
-        plan = TreePlan(inputs.rows, self.kv, inputs.block_size, inputs.max_context)
-        return self._run(inputs.token_ids, inputs.positions, plan, inputs.logit_rows)
+    def _plan_on_device(self, inputs: DeviceInputs) -> AttentionPlan:
+        if self._flashinfer is not None:
+            return FlashInferPlan(self._flashinfer, inputs.batch, inputs.rows.slots, self.kv)
+        # Triton is not installed everywhere.
+        from actors.engine.attention.triton_tree import TreePlan
+        from actors.engine.attention.varlen import VarlenPlan
+
+        if inputs.chunks is None:
+            return TreePlan(inputs.rows, self.kv, inputs.block_size, inputs.max_context)
+        return VarlenPlan(inputs.rows, self.kv, inputs.block_size, inputs.max_context, inputs.chunks)
 
     def _run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from actors.options import Exactness
-
-AttentionBackend = Literal["padded", "triton_tree"]
+from actors.options import AttentionBackend, Exactness
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
-from actors.engine.options import AttentionBackend
-from actors.options import Exactness
+from actors.options import AttentionBackend, Exactness
 
 
 def make_runner(

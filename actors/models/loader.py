@@ -14,7 +14,7 @@ from actors.models.dtypes import choose_dtype
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
 from actors.models.stored_quantization import check_stored_quantization, stored_quantization, unify_dtype
-from actors.options import Dtype, Quantization, TargetOptions
+from actors.options import Dtype, ModelOptions, Quantization, TargetOptions
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +128,16 @@ def check_exact(options: TargetOptions, device: str) -> None:
     """Raises ModelError where `exact: bitwise` cannot be kept."""
     if options.exact == "bitwise" and device != "cpu" and importlib.util.find_spec("triton") is None:
         raise ModelError(f"exact is 'bitwise' with device {device!r}; without Triton it needs cpu")
+    if options.exact == "bitwise" and options.attention is not None:
+        raise ModelError(
+            f"attention is {options.attention!r} and exact is 'bitwise', which has attention of its own; leave one out"
+        )
+
+
+def check_attention(options: ModelOptions, device: str) -> None:
+    """Raises ModelError where the attention that is asked for does not run on a device."""
+    if options.attention in ("triton_tree", "flashinfer") and not device.startswith("cuda"):
+        raise ModelError(f"attention is {options.attention!r} with device {device!r}; it needs a GPU: choose 'padded'")
 
 
 def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
@@ -138,6 +148,8 @@ def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
         refuse_encoder(source, f"tensor_parallel {options.tensor_parallel}")
     if options.quantization != "none":
         refuse_encoder(source, f"quantization {options.quantization!r}")
+    if options.attention is not None:
+        refuse_encoder(source, f"attention {options.attention!r}")
     if options.eagle_head != "none":
         refuse_encoder(source, "an EAGLE head")
 

@@ -33,12 +33,12 @@ from actors.engine.compiled import opaque_attention
 from actors.engine.compiled.layers import compile_model
 from actors.engine.compiled.merged_linears import share_products
 from actors.engine.hidden_state_drafter import HeadRows
-from actors.engine.options import AttentionBackend, EngineOptions
+from actors.engine.options import EngineOptions
 from actors.engine.row_tiers import row_tier
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
-from actors.options import EagleOptions
+from actors.options import AttentionBackend, EagleOptions
 from paceline_testing.drafting import tree_to_verify
 from tests.gpu.triton_codegen import launches_of
 
@@ -177,7 +177,7 @@ def engine_of(shape: str, layers: int, attention: AttentionBackend = "padded", c
     """An engine without sequences, which one that is given back is again."""
     with torch.device("meta"):
         model = model_of(shape, layers)
-    options = EngineOptions(_BLOCKS, BLOCK, attention=attention, is_eager=not compiled)
+    options = EngineOptions(_BLOCKS, BLOCK, prefix_cache=False, attention=attention, is_eager=not compiled)
     engine = TargetEngine(model.eval(), options)
     if compiled:
         with torch.inference_mode():
@@ -244,6 +244,35 @@ def round_of(
             result = engine.verify(VerifyBatch(number + 2, items, num_successors=successors))
         assert [verdict.rows for verdict in result.verdicts] == [1 + nodes] * sequences, result
     engine.verify(VerifyBatch(0, [], [index + 1 for index in range(sequences)]))
+    return mode
+
+
+def prompt_round_of(
+    shape: str, layers: int, *, prompts: int, chunk: int, context: int = 1024, compiled: bool = False
+) -> Counting:
+    """What a round costs in which a sequence decodes with a tree, and prompts are computed by chunks of `chunk` rows:
+    half of them after an earlier chunk, the others from their first token on."""
+    engine = engine_of(shape, layers, "triton_tree", compiled)
+    text = np.arange(context + 2 * chunk, dtype=np.int32)
+    params = SamplingParams(1, temperature=0.0)
+    begin = SequenceStart(params, context)
+    first = [VerifyItem(SequenceDelta(1, 0, text[:context]), context, tree_to_verify([], []), begin)]
+    second = [VerifyItem(SequenceDelta(1, context, text[:1]), 1, tree_to_verify([5, 6, 7], [-1, -1, 0]), None)]
+    for index in range(prompts):
+        begin = SequenceStart(params, 2 * chunk + 1)
+        whole = VerifyItem(SequenceDelta(index + 2, 0, text[: 2 * chunk + 1]), chunk, tree_to_verify([], []), begin)
+        if index % 2:
+            second.append(whole)
+        else:
+            first.append(whole)
+            more = SequenceDelta(index + 2, 2 * chunk + 1, text[:0])
+            second.append(VerifyItem(more, chunk, tree_to_verify([], []), None))
+    with counted():
+        engine.verify(VerifyBatch(1, first))
+    with counted() as mode:
+        result = engine.verify(VerifyBatch(2, second))
+    assert result.rows == 4 + prompts * chunk, result
+    engine.verify(VerifyBatch(0, [], [index + 1 for index in range(prompts + 1)]))
     return mode
 
 

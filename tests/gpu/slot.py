@@ -55,7 +55,8 @@ PARTS: dict[int, list[Experiment]] = {
         Experiment("rounds", 140),
         Experiment("rounds.growing", 50),
         Experiment("products", 90),
-        Experiment("attention", 120),
+        Experiment("attention", 100),
+        Experiment("attention.prompts", 30),
     ],
     2: [
         Experiment("graphs", 240),

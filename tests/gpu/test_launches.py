@@ -16,7 +16,17 @@ from actors.engine.device_rounds import DeviceRounds
 from actors.engine.model_runner import ModelRunner
 from actors.engine.rank_group import leave_group
 from tests.gpu import launches
-from tests.gpu.launches import CASES, LAYERS, SHAPES, counted, engine_of, head_round_of, round_of, row_of
+from tests.gpu.launches import (
+    CASES,
+    LAYERS,
+    SHAPES,
+    counted,
+    engine_of,
+    head_round_of,
+    prompt_round_of,
+    round_of,
+    row_of,
+)
 
 ONE_COPY_EACH_WAY = {"copies up": 1, "copies back": 1, "waits": 0, "copies a layer": 0}
 MOST_OUTSIDE = 20
@@ -153,6 +163,51 @@ def test_a_copy_or_wait_more_in_a_round_exceeds_a_limit(monkeypatch, plant):
     row = row_of("8B", 1, False, 7, **ON_DEVICE)
     with pytest.raises(AssertionError):
         check(row | {"compiled": False})
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("shape", "prompts", "chunk", "compiled"),
+    [
+        ("8B", 1, 256, False),
+        ("8B", 1, 4096, False),
+        ("8B", 4, 512, False),
+        ("8B", 2, 512, True),
+        ("70B/8", 2, 512, False),
+    ],
+)
+def test_prompt_chunks_take_no_copy_and_no_wait_more_and_five_launches_a_layer(shape, prompts, chunk, compiled):
+    """Query, keys and values of the chunks are gathered, attention, and its result is put back."""
+    few, many = (prompt_round_of(shape, n, prompts=prompts, chunk=chunk, compiled=compiled) for n in LAYERS)
+    added = LAYERS[1] - LAYERS[0]
+    assert many.counts - few.counts == {"kernels": many.kernels.total() - few.kernels.total()}
+    assert few.counts["copies up"] == few.counts["copies back"] == 1
+    assert few.counts["waits"] == 0
+    kernels = many.kernels - few.kernels
+    assert kernels["_varlen_attn"] == kernels["index_copy_"] == kernels["tree_attend"] == added
+    assert kernels["index_select"] == 3 * added
+    assert kernels["scaled_dot_product_attention"] == 0
+
+
+@needs_triton
+def test_few_prompt_rows_are_no_chunk():
+    assert prompt_round_of("8B", 2, prompts=2, chunk=255).kernels["_varlen_attn"] == 0
+
+
+@needs_triton
+@pytest.mark.parametrize("plant", [to_device, to_host, wait], ids=lambda plant: plant.__name__)
+def test_a_copy_or_wait_more_with_chunks_is_seen(monkeypatch, plant):
+    from actors.engine.attention.varlen import VarlenPlan
+
+    plain = VarlenPlan.attend
+
+    def planted(self, layer, query, *rest):
+        plant(query)
+        return plain(self, layer, query, *rest)
+
+    monkeypatch.setattr(VarlenPlan, "attend", planted)
+    counts = prompt_round_of("8B", 2, prompts=1, chunk=256).counts
+    assert sum(counts[name] for name in ("copies up", "copies back", "waits")) == 2 + 2
 
 
 def head_levels(shape: str, sequences: int) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from actors.engine.options import AttentionBackend
+from actors.options import AttentionBackend
 
 _LEAST_CAPABILITY = (8, 0)  # Ampere: asynchronous copies and bfloat16 products
 
@@ -18,3 +18,8 @@ def choose_attention(device: torch.device) -> AttentionBackend:
     except ImportError:
         return "padded"
     return "triton_tree"
+
+
+def has_varlen_kernel(device: torch.device) -> bool:
+    """Whether torch has attention of ragged batches on a device that attends by `triton_tree`."""
+    return device.type == "meta" or (device.type == "cuda" and torch.backends.cuda.is_flash_attention_available())

@@ -284,6 +284,8 @@ def attend_kernel(
             )
 
     begin = tl.load(begins + sequence)
+    if begin < 0:  # written only
+        return
     first = 0
     end = begin + tl.minimum(count, tile_row + TILE_ROWS)  # no row sees a later one
     if IS_SPLIT:
@@ -423,9 +425,12 @@ def combine_kernel(
     total = tl.full([SHARED_BLOCK], 1.0, tl.float32)
     if sequence < num_sequences:  # else padding
         count = tl.load(first_rows + sequence + 1) - tl.load(first_rows + sequence)
+        begin = tl.load(begins + sequence)
+        if begin < 0:  # written only
+            return
         used = 1
         if count <= unsplit_rows:
-            used = tl.cdiv(tl.load(begins + sequence) + count, split_size)
+            used = tl.cdiv(begin + count, split_size)
         step = num_rows.to(tl.int64) * HEADS
         splits = tl.arange(0, SPLITS_BLOCK)
         own = tl.load(

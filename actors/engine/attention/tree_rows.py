@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+WRITTEN_ONLY = -1  # in `begins`: the sequence's keys and values are written, and its rows' results are left undefined
+
 
 class TreeRows(NamedTuple):
     """The arrays of a `PackedBatch` of S sequences. Rows from first_rows[S] on are padding, which see nothing;
@@ -13,7 +15,7 @@ class TreeRows(NamedTuple):
 
     slots: torch.Tensor  # int64 [rows]: where each row's keys and values are written
     first_rows: torch.Tensor  # int32 [S + 1]
-    begins: torch.Tensor  # int32 [S]
+    begins: torch.Tensor  # int32 [S], or `WRITTEN_ONLY`
     tree_starts: torch.Tensor  # int32 [S]
     block_tables: torch.Tensor  # int32 [S, max_blocks]
     visible_ends: torch.Tensor  # int32 [rows]

@@ -34,6 +34,16 @@ def visible_slots(batch: PackedBatch, first: int, last: int, window: int | None)
     return slots, starts
 
 
+def visible_bits(batch: PackedBatch, window: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Which logical slots each row sees: bits of uint8, the lowest first, and int32 [S + 1] offsets of the sequences'
+    bytes. The bits of a sequence are those of its rows in turn, one for each slot of its context."""
+    sizes = np.diff(batch.first_rows).astype(np.int64) * batch.contexts
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(-(-sizes // 8), out=starts[1:])
+    bits = _visible_bits(*_visibility(batch), batch.contexts, starts, window or 0)
+    return bits, starts.astype(np.int32)
+
+
 def _visibility(batch: PackedBatch) -> tuple[np.ndarray, ...]:
     return (
         batch.first_rows,
@@ -127,6 +137,42 @@ def _hidden_slots(
                 if _sees_node(ancestors[row], node, positions[row], node_positions[s, node], window):
                     hidden[index, own, start + node] = False
     return hidden
+
+
+@njit(cache=True, nogil=True)
+def _set_bits(bits: np.ndarray, begin: int, end: int) -> None:
+    """bits: uint8."""
+    while begin < end:
+        if begin % 8 == 0 and end - begin >= 8:
+            bits[begin // 8] = 255
+            begin += 8
+        else:
+            bits[begin // 8] |= np.uint8(1 << (begin % 8))
+            begin += 1
+
+
+@njit(cache=True, nogil=True)
+def _visible_bits(
+    first_rows: np.ndarray,
+    tree_starts: np.ndarray,
+    visible_ends: np.ndarray,
+    ancestors: np.ndarray,
+    positions: np.ndarray,
+    node_positions: np.ndarray,
+    contexts: np.ndarray,
+    starts: np.ndarray,  # int64 [S + 1]: offsets of the sequences' bytes
+    window: int,
+) -> np.ndarray:
+    bits = np.zeros(starts[-1], np.uint8)
+    for s in range(len(contexts)):
+        start = tree_starts[s]
+        for row in range(first_rows[s], first_rows[s + 1]):
+            place = 8 * starts[s] + (row - first_rows[s]) * np.int64(contexts[s])
+            _set_bits(bits, place + _first_visible(positions[row], window), place + visible_ends[row])
+            for node in range(contexts[s] - start):
+                if _sees_node(ancestors[row], node, positions[row], node_positions[s, node], window):
+                    _set_bits(bits, place + start + node, place + start + node + 1)
+    return bits
 
 
 @njit(cache=True, nogil=True)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from actors.engine.options import AttentionBackend, EngineOptions
+from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
+from actors.options import AttentionBackend
 
 BLOCK = 16
 _ROPE = {"max_position_embeddings": 131_072, "rope_theta": 500_000.0}

@@ -119,7 +119,7 @@ def test_an_encoder_decoder_target_is_planned_with_what_it_has(model, tmp_path):
     assert (planned.info.max_side_len, planned.info.max_model_len) == (2048, 4096)
     with pytest.raises(ModelError, match="drafter 'ouroboros' needs a model without"):
         plan(target, target, ["ouroboros"])
-    for settings in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int4"}):
+    for settings in ({"exact": "bitwise"}, {"tensor_parallel": 2}, {"quantization": "int4"}, {"attention": "padded"}):
         with pytest.raises(ModelError, match=r"t5 has an encoder; .* needs a model without"):
             plan_of(target, {}, **settings)
 
@@ -179,6 +179,16 @@ def plan_on_gpus(model, target=None, draft=None):
     sections = {"target": {"model": str(model), **(target or {})}, "draft": {"model": str(model), **(draft or {})}}
     config = ClusterConfig.model_validate(sections)
     return plan_cluster(config, Path("/nonexistent"), choose=lambda device: "cuda" if device == "auto" else device)
+
+
+@pytest.mark.parametrize("attention", ["triton_tree", "flashinfer"])
+def test_attention_of_gpus_is_refused_on_cpus_before_anything_is_started(model, attention):
+    on_cpu = {"device": "cpu", "attention": attention}
+    for sections in ({"target": on_cpu}, {"target": {}, "draft": on_cpu}):
+        with pytest.raises(ModelError, match=f"attention is '{attention}' with device 'cpu'; it needs a GPU"):
+            plan_on_gpus(model, **sections)
+    assert plan_on_gpus(model, {"attention": attention}).config.target.attention == attention
+    assert plan_on_gpus(model, {"device": "cpu", "attention": "padded"}).target_device == "cpu"
 
 
 def asked_gpus(plan):

@@ -100,12 +100,14 @@ def test_the_kv_cache_is_sized_after_the_largest_round_has_run(tmp_path, monkeyp
     monkeypatch.setattr(build, "TargetEngine", target_engine)
     monkeypatch.setattr(build, "gpu_meter", lambda device: meter)
     monkeypatch.setattr(build, "load_model", load_model)
-    options = TargetOptions(device="cpu", block_size=16, max_model_len=64, enforce_eager=enforce_eager)
+    options = TargetOptions(
+        device="cpu", block_size=16, max_model_len=64, enforce_eager=enforce_eager, attention="padded"
+    )
     engine = build.build_target_engine(ModelSource("t", "t", tmp_path), options, limits=RoundLimits(100, 4, 20))
     per_token = 2 * 16 * 4
     assert max(rows) >= 124
     assert meter.kv_bytes == largest_round_slots(RoundLimits(100, 4, 20), 64, 16) * per_token
-    assert [options.is_eager for options in built] == [enforce_eager] * 2
+    assert [(options.is_eager, options.attention) for options in built] == [(enforce_eager, "padded")] * 2
     left = int(0.9 * (64 << 20)) - (4 << 20) - (max(rows) << 10) * (1 if enforce_eager else 2)
     assert engine.pool.num_blocks == left // per_token // 16
 

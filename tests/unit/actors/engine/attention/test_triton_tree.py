@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,91 +19,40 @@ from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig
 
 from actors.draft_model.draft_engine import DraftEngine
-from actors.engine.arena import Arena
-from actors.engine.attention.interface import Scoring
-from actors.engine.attention.padded import PaddedPlan
+from actors.engine.attention.interface import AttentionPlan, Scoring
 from actors.engine.attention.tree_rows import TreeRows
-from actors.engine.device_inputs import send_inputs
-from actors.engine.kv_cache import KvCache, LayerShape
+from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
-from actors.engine.row_tiers import row_tier
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from paceline_testing.attention_cases import TOLERANCES, Case
 from paceline_testing.drafting import tree_to_verify
-from paceline_testing.forests import Forest, forest_of, forests
+from paceline_testing.forests import forest_of, forests
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
 
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 GREEDY = SamplingParams(seed=1, temperature=0.0)
 
 
-class Case:
-    """A batch with random queries, keys and values, and a cache with random contents."""
-
-    def __init__(
-        self,
-        forest: Forest,
-        scoring: Scoring,
-        device: torch.device,
-        heads: tuple[int, int] = (4, 2),
-        dims: tuple[int, int] = (8, 8),
-        dtype: torch.dtype = torch.float32,
-        shares_values: bool = False,
-    ) -> None:
-        generator = torch.Generator().manual_seed(0)
-
-        def random(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator).to(device, dtype)
-
-        self.forest, self.scoring, self.device, self.dtype = forest, scoring, device, dtype
-        self.num_rows = row_tier(forest.batch.num_rows)
-        self.query = random(self.num_rows, heads[0], dims[0])
-        self.keys, self.values = random(self.num_rows, heads[1], dims[0]), random(self.num_rows, heads[1], dims[1])
-        slots = forest.num_slots + 1
-        self.pool_keys, self.pool_values = random(slots, heads[1], dims[0]), random(slots, heads[1], dims[1])
-        self.shares_values = shares_values
-        if shares_values:
-            self.values, self.pool_values = self.keys[..., : dims[1]], self.pool_keys[..., : dims[1]]
-
-    def _cache(self, dtype: torch.dtype) -> KvCache:
-        shape = LayerShape(self.keys.shape[1], self.keys.shape[2], self.values.shape[2], dtype, self.shares_values)
-        kv = KvCache(self.forest.num_slots, self.device, [shape])
-        keys, values = kv.layer(0)
-        keys.copy_(self.pool_keys)
-        values.copy_(self.pool_values)
-        return kv
+class TreeCase(Case):
+    """A case for the tree kernel. launch: arguments of `TreePlan`."""
 
     def rows(self) -> TreeRows:
-        batch, nothing = self.forest.batch, np.zeros((2, 0), np.int64)
-        inputs = send_inputs(Arena(self.device), batch, np.array([0]), 1, nothing, self.forest.num_slots)
-        return inputs.rows
+        return self.inputs().rows
 
-    def wanted(self) -> tuple[torch.Tensor, KvCache]:
-        kv = self._cache(torch.float32)
-        plan = PaddedPlan(self.forest.batch, kv, self.device, self.num_rows)
-        output = plan.attend(0, self.query.float(), self.keys.float(), self.values.float(), self.scoring)
-        return output[: self.forest.batch.num_rows], kv
+    def got_by_tree(self, rows: TreeRows | None = None, **launch: int) -> torch.Tensor:
+        return self.got(self._plan(rows, launch))[0]
 
-    def got(self, rows: TreeRows | None = None, **launch: int) -> tuple[torch.Tensor, KvCache]:
+    def check_tree(self, **launch: int) -> None:
+        self.check(self._plan(None, launch))
+
+    def _plan(self, rows: TreeRows | None, launch: dict[str, int]) -> Callable[[KvCache], AttentionPlan]:
         from actors.engine.attention.triton_tree import TreePlan
 
-        kv = self._cache(self.dtype)
         launch = {"max_context": 1 << int(self.forest.batch.contexts.max()).bit_length()} | launch
-        plan = TreePlan(rows or self.rows(), kv, self.forest.block_size, **launch)
-        output = plan.attend(0, self.query, self.keys, self.values, self.scoring)
-        assert output.dtype == self.dtype
-        assert (output[self.forest.batch.num_rows :] == 0).all(), "padding"
-        return output[: self.forest.batch.num_rows].float(), kv
-
-    def check(self, **launch: int) -> None:
-        (wanted, wanted_kv), (got, kv) = self.wanted(), self.got(**launch)
-        torch.testing.assert_close(got, wanted, atol=TOLERANCES[self.dtype], rtol=TOLERANCES[self.dtype])
-        caches = (cache.layer(0) for cache in (kv, wanted_kv))
-        for ours, theirs in zip(*caches, strict=True):
-            assert torch.equal(ours[:-1].float(), theirs[:-1]), "the cache, without the slot of padding rows"
+        return lambda kv: TreePlan(rows or self.rows(), kv, self.forest.block_size, **launch)
 
 
 # Not shrunk: the interpreter would take minutes.
@@ -123,8 +73,8 @@ def test_any_batch_attends_as_padded_attention_does(
 ):
     sinks = torch.linspace(-2.0, 3.0, heads[0], device=triton_device) if has_sinks else None
     scoring = Scoring(dims[0] ** -0.5, window, softcap, sinks)
-    case = Case(forest, scoring, triton_device, heads, dims, dtype)
-    case.check(split_size=split_size, unsplit_rows=unsplit_rows)
+    case = TreeCase(forest, scoring, triton_device, heads, dims, dtype)
+    case.check_tree(split_size=split_size, unsplit_rows=unsplit_rows)
 
 
 PLAIN = Scoring(0.3, None, None)
@@ -136,16 +86,16 @@ def test_trees_of_several_words_attend_to_their_ancestors_also_when_they_have_gr
     rng = np.random.default_rng(0)
     parents = [int(rng.integers(-1, node)) for node in range(140)]
     forest = forest_of([(5, 4, parents, 0), (40, 40, parents, 100), (9, 8, BRANCHED, 0)])
-    Case(forest, Scoring(0.3, 12, None), triton_device, heads=(1, 1)).check(**launch)
+    TreeCase(forest, Scoring(0.3, 12, None), triton_device, heads=(1, 1)).check_tree(**launch)
 
 
 def test_a_prefill_chunk_and_decoding_share_a_launch(triton_device):
     forest = forest_of([(150, 30, [], 0), (70, 69, BRANCHED, 0), (33, 32, [], 0)], block_size=16)
-    Case(forest, PLAIN, triton_device, heads=(2, 1), dims=(16, 16)).check(split_size=32, unsplit_rows=16)
+    TreeCase(forest, PLAIN, triton_device, heads=(2, 1), dims=(16, 16)).check_tree(split_size=32, unsplit_rows=16)
 
 
 def test_a_head_of_256(triton_device):
-    Case(forest_of([(20, 19, BRANCHED, 0)]), PLAIN, triton_device, (2, 1), (256, 256), torch.bfloat16).check()
+    TreeCase(forest_of([(20, 19, BRANCHED, 0)]), PLAIN, triton_device, (2, 1), (256, 256), torch.bfloat16).check_tree()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +112,7 @@ def test_a_head_of_256(triton_device):
 def test_values_that_are_columns_of_the_keys(triton_device, heads, dims, dtype, launch):
     forest = forest_of([(20, 19, BRANCHED, 0), (9, 3, [], 0)], block_size=16)
     scoring = Scoring(dims[0] ** -0.5, None, None)
-    Case(forest, scoring, triton_device, (heads, 1), dims, dtype, shares_values=True).check(**launch)
+    TreeCase(forest, scoring, triton_device, (heads, 1), dims, dtype, shares_values=True).check_tree(**launch)
 
 
 @pytest.mark.parametrize("shares_values", [False, True])
@@ -183,16 +133,16 @@ def test_numbers_that_are_not_finite_are_zeros_for_other_rows(triton_device, sha
 def test_a_context_of_many_splits(triton_device, known):
     """With a tree behind it, a row in each of 33 or 129."""
     forest = forest_of([(known, known - 1, [-1], 0)], block_size=64)
-    Case(forest, Scoring(0.5, None, None), triton_device, (1, 1), (8, 8)).check(max_context=forest.num_slots)
+    TreeCase(forest, Scoring(0.5, None, None), triton_device, (1, 1), (8, 8)).check_tree(max_context=forest.num_slots)
 
 
 def test_contexts_that_end_at_borders_of_blocks_and_splits(triton_device):
     parts = [(known, known - 1, [], 0) for known in (15, 16, 17, 31, 32, 33)]
-    Case(forest_of(parts, block_size=16), PLAIN, triton_device, (1, 1)).check(split_size=16)
+    TreeCase(forest_of(parts, block_size=16), PLAIN, triton_device, (1, 1)).check_tree(split_size=16)
 
 
 def test_sequences_without_rows_and_room_in_the_block_tables_change_nothing(triton_device):
-    case = Case(forest_of([(20, 19, BRANCHED, 0), (9, 3, [], 0)]), PLAIN, triton_device)
+    case = TreeCase(forest_of([(20, 19, BRANCHED, 0), (9, 3, [], 0)]), PLAIN, triton_device)
     rows = case.rows()
     padded = rows._replace(
         first_rows=torch.cat([rows.first_rows, rows.first_rows[-1:].expand(3)]),
@@ -203,7 +153,7 @@ def test_sequences_without_rows_and_room_in_the_block_tables_change_nothing(trit
     )
     wanted, _ = case.wanted()
     for launch in ({}, {"split_size": 16}, {"max_context": 128, "split_size": 16}):
-        torch.testing.assert_close(case.got(padded, **launch)[0], wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(case.got_by_tree(padded, **launch), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +168,13 @@ def test_sequences_without_rows_and_room_in_the_block_tables_change_nothing(trit
     ],
 )
 def test_one_wrong_bit_is_seen(triton_device, name, place, bit):
-    case = Case(forest_of([(20, 10, BRANCHED, 0), (9, 9, BRANCHED, 3)]), Scoring(0.3, 6, None), triton_device)
+    case = TreeCase(forest_of([(20, 10, BRANCHED, 0), (9, 9, BRANCHED, 3)]), Scoring(0.3, 6, None), triton_device)
     rows = case.rows()
     wrong = getattr(rows, name).clone()
     wrong.view(-1)[place] ^= 1 << bit
     wanted, _ = case.wanted()
-    assert (case.got(rows)[0] - wanted).abs().max() < 1e-5
-    assert (case.got(rows._replace(**{name: wrong}))[0] - wanted).abs().max() > 1e-3
+    assert (case.got_by_tree(rows) - wanted).abs().max() < 1e-5
+    assert (case.got_by_tree(rows._replace(**{name: wrong})) - wanted).abs().max() > 1e-3
 
 
 def gemma2() -> torch.nn.Module:
@@ -308,12 +258,12 @@ def test_a_draft_engine_grows_the_same_trees_with_either_attention(triton_device
 
 
 def test_the_operator_keeps_to_its_schema_and_can_be_traced(triton_device, monkeypatch):
-    case = Case(forest_of([(20, 19, BRANCHED, 0)]), PLAIN, triton_device)
+    case = TreeCase(forest_of([(20, 19, BRANCHED, 0)]), PLAIN, triton_device)
     calls = []
     operator = torch.ops.paceline.tree_attend
     with monkeypatch.context() as patch:
         patch.setattr(torch.ops.paceline, "tree_attend", lambda *given: calls.append(given) or operator(*given))
-        case.got()
+        case.got_by_tree()
     torch.library.opcheck(operator.default, calls[0], test_utils=("test_schema", "test_faketensor"))
 
 
@@ -349,7 +299,7 @@ def test_the_kernels_compile_for_ampere_and_hopper(triton_device, tmp_path):
 def test_sinks_are_refused_in_bitwise_mode():
     from actors.engine.attention.exact import ExactPlan
 
-    case = Case(forest_of([(5, 4, [], 0)]), replace(PLAIN, sinks=torch.zeros(4)), torch.device("cpu"))
-    plan = ExactPlan(case.forest.batch, case._cache(torch.float32), 0, case.num_rows)
+    case = TreeCase(forest_of([(5, 4, [], 0)]), replace(PLAIN, sinks=torch.zeros(4)), torch.device("cpu"))
+    plan = ExactPlan(case.forest.batch, case.cache(torch.float32), 0, case.num_rows)
     with pytest.raises(ModelError, match="sinks"):
         plan.attend(0, case.query, case.keys, case.values, case.scoring)
