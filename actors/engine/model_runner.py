@@ -22,7 +22,7 @@ from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import choose_panels, replace_linears
 from actors.engine.cpu_kernels.layer_fusion import fuse_layers
 from actors.engine.cpu_kernels.rms_norm import replace_norms
-from actors.engine.device_inputs import DeviceInputs, send_inputs
+from actors.engine.device_inputs import DeviceInputs, Shape, send_inputs, send_written
 from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
@@ -162,22 +162,30 @@ class ModelRunner:
         return self._arena is not None
 
     def send(
-        self,
-        batch: PackedBatch,
-        logit_rows: np.ndarray,
-        num_logits: int,
-        more: Sequences[Part] = (),
-        updates: Sequences[Part] = (),
+        self, batch: PackedBatch, logit_rows: np.ndarray, num_logits: int, more: Sequences[Part] = ()
     ) -> DeviceInputs:
         """Copy a batch to the device, and what was accepted before to its slots. num_logits: of `logit_rows` (int64,
-        ascending) with padding. more, updates: arrays of the caller that travel along."""
+        ascending) with padding. more: arrays of the caller that travel along."""
         assert self._arena is not None
-        moves, padding_slot = self.kv.take_moves(), self.kv.padding_slot
-        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more, updates)
+        moves = self.kv.take_moves()
+        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, self.kv.padding_slot, more)
+        return self._moved(inputs)
+
+    def send_round(
+        self, shape: Shape, write: Callable[[np.ndarray, np.ndarray, Shape], object], updates: Sequences[Part]
+    ) -> DeviceInputs:
+        """As `send`, of what `write` writes (`send_written`). updates: arrays that are read before the forward."""
+        assert self._arena is not None
+        moves = self.kv.take_moves()
+        inputs = send_written(self._arena, shape, write, moves, self.kv.padding_slot, updates=updates)
+        return self._moved(inputs)
+
+    def _moved(self, inputs: DeviceInputs) -> DeviceInputs:
         if inputs.moves.shape[1]:
             self.kv.copy_slots(inputs.moves)
         return inputs
 
+    @torch.inference_mode()
     def launch(
         self, inputs: DeviceInputs, key: Hashable, launch: Callable[[], Result], *, may_record: bool = True
     ) -> Result:

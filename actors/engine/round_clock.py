@@ -46,9 +46,14 @@ class RoundClock:
         After a round that samples, it has: its tokens were copied back. For a round that only prefills, the wait costs
         the overlap with the router's planning of the next one. Without it, the next round would queue behind this one.
         """
-        if isinstance(mark, float):
-            return time.perf_counter() - mark
-        end = self.mark()
-        assert not isinstance(end, float)
-        end.synchronize()
-        return mark.elapsed_time(end) / 1e3
+        return seconds_between(mark, self.mark())
+
+
+def seconds_between(mark: Event | float, end: Event | float) -> float:
+    """Waits until the device has come to `end`."""
+    if isinstance(mark, float):
+        assert isinstance(end, float)
+        return end - mark
+    assert not isinstance(end, float)
+    end.synchronize()
+    return mark.elapsed_time(end) / 1e3

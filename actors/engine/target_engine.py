@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,10 +14,10 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs
-from actors.engine.batch import SequenceRows, trees_of
+from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
-from actors.engine.draft_trees import Trees, logit_places, tree_paths, valid_trees
+from actors.engine.draft_trees import Trees, joined, offsets_of, valid_trees
 from actors.engine.draws import Draws, Emitted
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
@@ -24,18 +25,18 @@ from actors.engine.host_rounds import HostRounds
 from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
-from actors.engine.round_clock import RoundClock
+from actors.engine.planned_round import PlannedRound, planned, row_sampling
+from actors.engine.round_clock import Event, RoundClock, seconds_between
 from actors.engine.round_items import READY, STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
-from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
-from actors.sampling.rows import Paths, RowSampling, rows_for
+from actors.messages import Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.verification import verify_rejections
 
 logger = logging.getLogger(__name__)
 
 _NO_TOKENS = no_tokens()
+_NO_DRAFT = DraftTree.empty()
 _MOST_RECORDED_DRAFTS = 32
 
 
@@ -49,14 +50,34 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """Results of a round before they become a `VerifyResult`."""
+class BegunRound:
+    """A round between `TargetEngine.begin` and `TargetEngine.result`."""
 
-    verdicts: list[Verdict] = field(default_factory=list)
-    successors: Successors | None = None
+    round_id: int
+    started: Event | float
+    asked: list[VerifyItem]
+    statuses: list[int]  # of each item that was asked for; empty: all are ready
+    round: PlannedRound | None = None  # None: no sequence is ready
+    rejecting: list[int] = field(default_factory=list)  # places in `round` of drafts under the rejection rule
+    computing: Any = None  # of the rounds' `begin`
+    # After `settle`:
+    ended: Event | float = 0.0
+    emitted: Emitted | None = None
+    num_free: int = 0
     drafted_seq_ids: list[int] = field(default_factory=list)
     drafts: list[DraftTree] = field(default_factory=list)
     head_s: float = 0.0
+
+    @property
+    def ready(self) -> list[VerifyItem]:
+        if not self.statuses:
+            return self.asked
+        return [item for item, status in zip(self.asked, self.statuses, strict=True) if status == READY]
+
+    def left_out(self, status: int) -> list[int]:
+        """Sequences with a status."""
+        asked = zip(self.asked, self.statuses, strict=True) if self.statuses else ()
+        return [item.delta.seq_id for item, own in asked if own == status]
 
 
 class TargetEngine:
@@ -102,147 +123,114 @@ class TargetEngine:
     def num_sequences(self) -> int:
         return len(self._table)
 
-    @torch.inference_mode()
     def verify(self, batch: VerifyBatch) -> VerifyResult:
         """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`."""
+        begun = self.begin(batch)
+        self.settle(begun)
+        return self.result(begun)
+
+    def begin(self, batch: VerifyBatch) -> BegunRound:
+        """Take in the deltas of a round and launch it. Every round that has begun must be settled before the next."""
         started = self._clock.mark()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
-        items = distinct(batch.items)
-        drafts, trees = self._usable_trees(items)
-        sequences, taken = self._table.take_in(items, [len(tree.token_ids) for tree in drafts])
-        parts = _parts_of(items, sequences, drafts, taken)
-        ready, left_out = taken, []
-        if len(parts) < len(items):
-            ready = taken[taken["status"] == READY]
-            left_out = [(item.delta.seq_id, status) for item, status in zip(items, taken["status"], strict=True)]
-        num_nodes = sum([len(part.rows.tree_tokens) for part in parts])
-        if trees is None or len(parts) < len(items) or num_nodes < len(trees.tokens):
-            trees = trees_of([part.rows for part in parts])
-        outcome = self._run_round(parts, trees, ready, batch.num_successors) if parts else _Outcome()
+        begun = BegunRound(batch.round_id, started, distinct(batch.items), [])
+        if not begun.asked:
+            return begun
+        num_nodes, trees = self._usable_trees(begun.asked)
+        taken = self._table.take_in(begun.asked, num_nodes)
+        if taken.num_ready < len(begun.asked):
+            begun.statuses = taken.items["status"].tolist()
+        if taken.num_ready:
+            self._launch(begun, planned(taken, trees), batch.num_successors)
+        return begun
+
+    def _launch(self, begun: BegunRound, round: PlannedRound, num_successors: int) -> None:
+        begun.round = round
+        if self.eagle_head is not None:
+            self.eagle_head.computed(np.concatenate([_slots(rows) for rows in round.parts()]))
+            if any(item.head_nodes >= 0 for item in begun.ready):
+                self.eagle_head.tap.open()
+        if True in [sequence.draws_from_probs for sequence in round.sequences]:
+            begun.rejecting = _rejecting(round, begun.ready)
+        draws = None
+        # Every rank's head needs the round's tokens.
+        if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
+            draws = Draws(num_successors, keeps_logits=bool(begun.rejecting))
+        begun.computing = self._rounds.begin(round, draws)
+
+    def settle(self, begun: BegunRound) -> None:
+        """Wait for the outcome of the round that has begun last, and record it."""
+        round = begun.round
+        if round is not None:
+            begun.emitted = self._rounds.read(begun.computing)
+            if begun.rejecting and begun.emitted is not None:
+                begun.emitted = _with_rejections(begun.emitted, round, begun.ready, begun.rejecting)
+            if self.eagle_head is not None:
+                self._draft(self.eagle_head, begun, round)
+            if record_forward(round.items, round.trees.tokens, round.trees.parents):
+                self._table.publish(round.sequences, round.items)
+        begun.num_free = self.pool.num_free
+        begun.ended = self._clock.mark()
+
+    def result(self, begun: BegunRound) -> VerifyResult:
+        """What a settled round says."""
+        verdicts = [] if begun.round is None else _verdicts(begun.round, begun.emitted)
         return VerifyResult(
-            round_id=batch.round_id,
-            verdicts=outcome.verdicts,
-            stale_seq_ids=[seq_id for seq_id, status in left_out if status == STALE],
-            starved_seq_ids=[seq_id for seq_id, status in left_out if status == STARVED],
-            free_blocks=self.pool.num_free,
+            round_id=begun.round_id,
+            verdicts=verdicts,
+            stale_seq_ids=begun.left_out(STALE),
+            starved_seq_ids=begun.left_out(STARVED),
+            free_blocks=begun.num_free,
             total_blocks=self.pool.num_blocks,
-            rows=sum([part.rows.num_rows for part in parts]),
-            elapsed_s=self._clock.seconds_since(started) - outcome.head_s,
-            successors=outcome.successors,
-            drafted_seq_ids=outcome.drafted_seq_ids,
-            drafts=outcome.drafts,
-            head_s=outcome.head_s,
+            rows=sum([verdict.rows for verdict in verdicts]),
+            elapsed_s=seconds_between(begun.started, begun.ended) - begun.head_s,
+            successors=None if begun.emitted is None else begun.emitted.successors,
+            drafted_seq_ids=begun.drafted_seq_ids,
+            drafts=begun.drafts,
+            head_s=begun.head_s,
         )
 
-    def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[DraftTree], Trees | None]:
-        """The tree of each item, an empty one where it cannot be verified; and the trees joined, if that is known."""
-        drafts = [item.tree for item in items]
+    def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[int], Trees]:
+        """The number of draft nodes of each item, 0 where its tree cannot be verified; and the trees, joined."""
+        drafts = [_NO_DRAFT if item.draft is None else item.draft for item in items]
         are_valid, trees = valid_trees(drafts, self.vocab_size)
         for index, tree in enumerate(drafts):
             if tree.probs is not None and are_valid[index]:
                 begin = self._table.begin_of(items[index])
                 is_rejection = begin is not None and begin.sampling.acceptance == "rejection"
                 are_valid[index] = not is_rejection or _fits_chain(tree.probs, tree)
-        if all(are_valid):
-            return drafts, trees
-        return [tree if is_valid else DraftTree.empty() for tree, is_valid in zip(drafts, are_valid, strict=True)], None
+        if trees is None or not all(are_valid):
+            drafts = [tree if is_valid else _NO_DRAFT for tree, is_valid in zip(drafts, are_valid, strict=True)]
+            trees = joined([tree.token_ids for tree in drafts], [tree.parents for tree in drafts])
+        return [len(tree.token_ids) for tree in drafts], trees
 
-    def _run_round(self, parts: Sequences[_Part], trees: Trees, ready: np.ndarray, num_successors: int) -> _Outcome:
-        """trees: of all parts. ready: ITEM, of each part."""
-        emitting = [part for part in parts if part.emits]
-        if self.eagle_head is not None:
-            self.eagle_head.computed(np.concatenate([_slots(part.rows) for part in parts]))
-            if any(part.item.head_nodes >= 0 for part in parts):
-                self.eagle_head.tap.open()
-        wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
-        draws = self._draws(emitting, trees, num_successors)
-        emitted = self._rounds.run([part.rows for part in parts], wanted, draws)
-        outcome, outcomes = _Outcome(), {}
-        if draws is not None and emitted is not None:
-            outcomes = self._outcomes(emitting, draws, emitted)
-            outcome.successors = emitted.successors
-        if self.eagle_head is not None:
-            self._draft(self.eagle_head, parts, outcomes, outcome)
-        if record_forward(ready, trees.tokens, trees.parents):
-            self._table.publish([part.rows.sequence for part in parts], ready)
-        for part, num_computed in zip(parts, ready["num_computed"].tolist(), strict=True):
-            rows, sequence = part.rows, part.rows.sequence
-            next_token, path = outcomes.get(sequence.seq_id, (-1, _NO_TOKENS))
-            outcome.verdicts.append(
-                Verdict(
-                    seq_id=sequence.seq_id,
-                    num_computed=num_computed,
-                    rows=rows.num_rows,
-                    next_token=next_token,
-                    path=path,
-                    num_cached=sequence.num_cached,
-                    num_nodes=len(rows.tree_tokens),
-                )
-            )
-        return outcome
-
-    def _draft(
-        self,
-        head: HiddenStateDrafter,
-        parts: Sequences[_Part],
-        outcomes: dict[int, tuple[int, np.ndarray]],
-        outcome: _Outcome,
-    ) -> None:
+    @torch.inference_mode()
+    def _draft(self, head: HiddenStateDrafter, begun: BegunRound, round: PlannedRound) -> None:
         """Let the head read the committed rows and draft after them. If it fails, its drafts are missing; of several
         ranks, which exchange what it computes, all fail."""
-        seen = [part for part in parts if part.item.head_nodes >= 0]
+        parts = _parts_of(round, begun.ready)
+        next_tokens, paths = _told(round, begun.emitted)
+        seen = [place for place, part in enumerate(parts) if part.item.head_nodes >= 0]
         if not seen:
             return
         started = self._clock.mark()
         try:
-            asked = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
-            for part, rows, tree in zip(seen, asked, head.propose(asked), strict=True):
+            asked = [
+                _head_rows(parts[place], (next_tokens[place], paths[place]) if next_tokens[place] >= 0 else None)
+                for place in seen
+            ]
+            for place, rows, tree in zip(seen, asked, head.propose(asked), strict=True):
                 if rows.max_nodes > 0:
-                    outcome.drafted_seq_ids.append(part.rows.sequence.seq_id)
-                    outcome.drafts.append(tree)
+                    begun.drafted_seq_ids.append(parts[place].rows.sequence.seq_id)
+                    begun.drafts.append(tree)
         except Exception:
             if self._num_ranks > 1:
                 raise
             if not self._eagle_head_has_failed:
                 self._eagle_head_has_failed = True
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
-        outcome.head_s = self._clock.seconds_since(started)
-
-    def _draws(self, emitting: Sequences[_Part], trees: Trees, num_successors: int) -> Draws | None:
-        """None where nothing is drawn. trees: of all parts; those that do not emit have no nodes."""
-        # Every rank's head needs the round's tokens.
-        if not emitting or not (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head):
-            return None
-        if len(emitting) < len(trees.offsets) - 1:
-            trees = trees_of([part.rows for part in emitting])
-        keeps_logits = any(map(_is_rejection, emitting))
-        sampling = _row_sampling(emitting, trees, self._rounds.rows_for)
-        return Draws(trees, sampling, num_successors, keeps_logits)
-
-    def _outcomes(
-        self, emitting: Sequences[_Part], draws: Draws, emitted: Emitted
-    ) -> dict[int, tuple[int, np.ndarray]]:
-        """Next token and accepted path by sequence."""
-        outcomes = {}
-        offsets = draws.trees.offsets
-        for index, (part, next_token, path) in enumerate(
-            zip(emitting, emitted.next_tokens, emitted.paths, strict=True)
-        ):
-            sequence = part.rows.sequence
-            outcomes[sequence.seq_id] = (next_token, path)
-            if emitted.logits is not None and _is_rejection(part):
-                rows = slice(offsets[index] + index, offsets[index + 1] + index + 1)
-                outcomes[sequence.seq_id] = self._accept_by_rejection(part, emitted.logits[rows])
-        return outcomes
-
-    def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
-        assert part.item.tree.probs is not None
-        tokens = part.rows.tree_tokens
-        probs = part.item.tree.probs.first(len(tokens))
-        sampling = _row_sampling([part], trees_of([part.rows]), rows_for)
-        accepted, next_tokens = verify_rejections(logits, sampling, [tokens], [probs])
-        return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
+        begun.head_s = self._clock.seconds_since(started)
 
     answer = verify  # the name that every worker's engine has
 
@@ -253,23 +241,43 @@ class TargetEngine:
         self._table.clear()
 
 
-def _parts_of(
-    items: Sequences[VerifyItem], sequences: Sequences[Sequence | None], trees: Sequences[DraftTree], taken: np.ndarray
-) -> list[_Part]:
-    """Those that are ready. A tree before the last token is computed is left out. One without enough room is cut to its
-    first nodes: under rejection the choice must not depend on the tokens."""
+def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:
+    """items: of the ready sequences."""
     parts = []
     first_row = 0
-    fields = (taken[name].tolist() for name in ("status", "count", "is_last", "num_nodes"))
-    for item, sequence, tree, status, count, is_last, num_nodes in zip(items, sequences, trees, *fields, strict=True):
-        if status != READY:
-            continue
-        assert sequence is not None
-        kept = tree.first(num_nodes)
-        rows = SequenceRows(sequence, count, kept.token_ids, kept.parents)
+    for item, rows, is_last in zip(items, round.parts(), round.items["is_last"].tolist(), strict=True):
         parts.append(_Part(item, rows, first_row, bool(is_last)))
-        first_row += count + num_nodes
+        first_row += rows.num_rows
     return parts
+
+
+def _told(round: PlannedRound, emitted: Emitted | None) -> tuple[list[int], list[np.ndarray]]:
+    """Next token of each sequence, -1 for none, and accepted nodes, int32."""
+    count = len(round.sequences)
+    if emitted is None:
+        return [-1] * count, [_NO_TOKENS] * count
+    own = [emitted.nodes[begin:end] for begin, end in pairwise(emitted.ends.tolist())]
+    if len(own) == count:
+        return emitted.next_tokens.tolist(), own
+    next_tokens, paths = [-1] * count, [_NO_TOKENS] * count
+    for place, token, path in zip(round.emitting.tolist(), emitted.next_tokens.tolist(), own, strict=True):
+        next_tokens[place], paths[place] = token, path
+    return next_tokens, paths
+
+
+def _verdicts(round: PlannedRound, emitted: Emitted | None) -> list[Verdict]:
+    items = round.items
+    next_tokens, paths = _told(round, emitted)
+    fields = (
+        [sequence.seq_id for sequence in round.sequences],
+        items["num_computed"].tolist(),
+        (items["count"] + items["num_nodes"]).tolist(),
+        next_tokens,
+        paths,
+        [sequence.num_cached for sequence in round.sequences],
+        items["num_nodes"].tolist(),
+    )
+    return [Verdict(*told) for told in zip(*fields, strict=True)]
 
 
 def _rounds_of(runner: ModelRunner | EncoderDecoderRunner, vocab_size: int) -> HostRounds | DeviceRounds:
@@ -300,10 +308,39 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
     )
 
 
-def _is_rejection(part: _Part) -> bool:
-    """Whether the part's draft is accepted by the rejection rule."""
-    rows = part.rows
-    return rows.sequence.draws_from_probs and part.item.tree.probs is not None and len(rows.tree_tokens) > 0
+def _rejecting(round: PlannedRound, items: Sequences[VerifyItem]) -> list[int]:
+    """Places of drafts that are accepted by the rejection rule. items: of the ready sequences."""
+    return [
+        place
+        for place, (sequence, item, count) in enumerate(
+            zip(round.sequences, items, round.items["num_nodes"].tolist(), strict=True)
+        )
+        if sequence.draws_from_probs and item.tree.probs is not None and count > 0
+    ]
+
+
+@torch.inference_mode()
+def _with_rejections(
+    emitted: Emitted, round: PlannedRound, items: Sequences[VerifyItem], rejecting: Sequences[int]
+) -> Emitted:
+    """What is emitted where some drafts (places in the round) are accepted by the rejection rule. items: of the ready
+    sequences."""
+    assert emitted.logits is not None
+    trees, tree_of = round.emitting_trees, {place: index for index, place in enumerate(round.emitting.tolist())}
+    paths = [emitted.nodes[begin:end] for begin, end in pairwise(emitted.ends.tolist())]
+    next_tokens = emitted.next_tokens.copy()
+    for place in rejecting:
+        index = tree_of[place]
+        begin, end = int(trees.offsets[index]), int(trees.offsets[index + 1])
+        tokens, probs = trees.tokens[begin:end], items[place].tree.probs
+        assert probs is not None
+        own = joined([tokens], [trees.parents[begin:end]])
+        sampling = row_sampling([round.sequences[place]], own)
+        logits = emitted.logits[begin + index : end + index + 1]
+        accepted, next_token = verify_rejections(logits, sampling, [tokens], [probs.first(end - begin)])
+        paths[index], next_tokens[index] = np.arange(accepted[0], dtype=np.int32), next_token[0]
+    ends = offsets_of([*map(len, paths)])
+    return Emitted(np.concatenate(paths), ends, next_tokens, emitted.successors, emitted.logits)
 
 
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
@@ -317,15 +354,3 @@ def _slots(rows: SequenceRows) -> np.ndarray:
     """Slots of the rows' keys and values, int64."""
     begin = rows.sequence.num_computed
     return rows.sequence.slots(begin, begin + rows.num_rows)
-
-
-def _row_sampling(parts: Sequences[_Part], trees: Trees, rows_for: Callable[..., RowSampling]) -> RowSampling:
-    """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
-    `length` + d."""
-    samplings = [part.rows.sequence.sampling for part in parts]
-    lengths = np.array([part.rows.sequence.length for part in parts])
-    row_sequence, positions = logit_places(trees.parents, trees.offsets, lengths)
-    paths = None
-    if any(sampling.uses_history for sampling in samplings):
-        paths = Paths(*tree_paths(*trees))
-    return rows_for(samplings, row_sequence, positions, paths)

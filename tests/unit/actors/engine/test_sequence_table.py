@@ -63,7 +63,8 @@ class Rounds:
         self.known: dict[int, Known] = {}
 
     def run(self, items: list[VerifyItem], trees: list[tuple[list[int], tuple[int, ...]]]) -> None:
-        sequences, rows = self.table.take_in(items, [len(tokens) for tokens, _ in trees])
+        taken = self.table.take_in(items, [len(tokens) for tokens, _ in trees])
+        sequences, rows = taken.sequences, taken.items
         self.kv.settle()
         nodes: list[tuple[int, int]] = []
         for index, (item, sequence) in enumerate(zip(items, sequences, strict=True)):
@@ -95,6 +96,7 @@ class Rounds:
             for slot, text in zip(sequence.slots(first, len(texts)).tolist(), texts[first:], strict=True):
                 self.slots[slot] = value_of(text)
         ready = rows[rows["status"] == READY]
+        assert (taken.num_ready, taken.num_nodes) == (len(ready), ready["num_nodes"].sum())
         tokens, parents = np.array(nodes, np.int32).reshape(-1, 2).T.copy()
         record_forward(ready, tokens, parents)
         self.table.publish([one for one, row in zip(sequences, rows, strict=True) if row["status"] == READY], ready)
@@ -125,7 +127,7 @@ def test_rounds_keep_what_lists_keep(num_blocks, data):
     rounds = Rounds(num_blocks)
     for _ in range(data.draw(st.integers(1, 12))):
         items, trees = [], []
-        for seq_id in data.draw(st.lists(st.integers(1, 4), max_size=4, unique=True)):
+        for seq_id in data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4, unique=True)):
             known = rounds.known.get(seq_id, Known())
             told = list(data.draw(st.sampled_from([(), *known.tree])))
             told += data.draw(st.lists(st.integers(0, 3), min_size=0 if known.tokens else 1, max_size=9))
