@@ -14,6 +14,10 @@ class Event(Protocol):
 
     def record(self) -> None: ...
     def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        ...
+
     def elapsed_time(self, other: Self, /) -> float:
         """Milliseconds."""
         ...
@@ -32,6 +36,11 @@ class RoundClock:
         if new_event is None and accelerator is not None and accelerator.type == device.type:
             new_event = lambda: torch.Event(device, enable_timing=True)  # noqa: E731
         self._new_event = new_event
+
+    @property
+    def is_of_device(self) -> bool:
+        """Whether marks are points in the work of a device, and not times of the host."""
+        return self._new_event is not None
 
     def mark(self) -> Event | float:
         if self._new_event is None:

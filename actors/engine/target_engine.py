@@ -26,11 +26,12 @@ from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.planned_round import PlannedRound, planned, row_sampling
+from actors.engine.prepared_round import PreparedRound, next_round, prepare
 from actors.engine.round_clock import Event, RoundClock, seconds_between
 from actors.engine.round_items import READY, STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
-from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
+from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
+from actors.messages import Verdict, VerifyAhead, VerifyBatch, VerifyItem, VerifyResult, no_tokens
 from actors.sampling.verification import verify_rejections
 
 logger = logging.getLogger(__name__)
@@ -55,11 +56,13 @@ class BegunRound:
 
     round_id: int
     started: Event | float
-    asked: list[VerifyItem]
-    statuses: list[int]  # of each item that was asked for; empty: all are ready
+    seq_ids: list[int]
+    asked: list[VerifyItem]  # of each; empty for a round that was sent ahead
+    statuses: list[int] = field(default_factory=list)  # of each; empty: all are ready
     round: PlannedRound | None = None  # None: no sequence is ready
     rejecting: list[int] = field(default_factory=list)  # places in `round` of drafts under the rejection rule
     computing: Any = None  # of the rounds' `begin`
+    launched: Event | float = 0.0
     # After `settle`:
     ended: Event | float = 0.0
     emitted: Emitted | None = None
@@ -76,8 +79,8 @@ class BegunRound:
 
     def left_out(self, status: int) -> list[int]:
         """Sequences with a status."""
-        asked = zip(self.asked, self.statuses, strict=True) if self.statuses else ()
-        return [item.delta.seq_id for item, own in asked if own == status]
+        told = zip(self.seq_ids, self.statuses, strict=True) if self.statuses else ()
+        return [seq_id for seq_id, own in told if own == status]
 
 
 class TargetEngine:
@@ -134,30 +137,69 @@ class TargetEngine:
         started = self._clock.mark()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
-        begun = BegunRound(batch.round_id, started, distinct(batch.items), [])
-        if not begun.asked:
-            return begun
-        num_nodes, trees = self._usable_trees(begun.asked)
-        taken = self._table.take_in(begun.asked, num_nodes)
-        if taken.num_ready < len(begun.asked):
-            begun.statuses = taken.items["status"].tolist()
-        if taken.num_ready:
-            self._launch(begun, planned(taken, trees), batch.num_successors)
+        items = distinct(batch.items)
+        begun = BegunRound(batch.round_id, started, [item.delta.seq_id for item in items], items)
+        if items:
+            num_nodes, trees = self._usable_trees(items)
+            self._launch(begun, self._table.take_in(items, num_nodes), trees, batch.num_successors)
         return begun
 
-    def _launch(self, begun: BegunRound, round: PlannedRound, num_successors: int) -> None:
-        begun.round = round
+    def prepare(self, ahead: VerifyAhead, begun: BegunRound) -> PreparedRound | None:
+        """Make ready a round that was sent ahead, while the device computes the round before it. None: it does not
+        follow that round, or its trees have to be checked one by one."""
+        if begun.round is None or ahead.after != begun.round_id or begun.rejecting:
+            return None
+        trees = [item.tree for item in ahead.items if item.tree is not None]
+        if valid_trees(trees, self.vocab_size)[1] is None or any(tree.probs is not None for tree in trees):
+            return None
+        return prepare(ahead, begun.round)
+
+    def follow(self, prepared: PreparedRound, settled: BegunRound) -> BegunRound | None:
+        """Launch a prepared round after the outcome of the round before it; None: it is declined. The same as `begin`
+        with the batch that `actors.round_ahead.pick` makes."""
+        started = self._clock.mark()
+        assert settled.emitted is not None
+        ahead, told = prepared.ahead, next_round(prepared, settled.emitted)
+        if told is None:
+            return None
+        for seq_id in ahead.finished:
+            self._table.forget(seq_id)
+        begun = BegunRound(ahead.round_id, started, [sequence.seq_id for sequence in prepared.sequences], [])
+        sequences = [self._table.get(seq_id) for seq_id in begun.seq_ids]
+        if sequences != prepared.sequences:  # some were dropped meanwhile
+            told.items["sequence"] = [0 if sequence is None else sequence.address for sequence in sequences]
+        taken = self._table.apply(begun.seq_ids, sequences, told.items, told.tokens)
+        self._launch(begun, taken, told.trees, ahead.num_successors)
+        return begun
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the host has time while a round is computed, and rounds that are sent ahead are prepared in it."""
+        return self._clock.is_of_device and self._num_ranks == 1 and not self.has_head
+
+    def is_computing(self, begun: BegunRound) -> bool:
+        """Whether the device has still to do some of a round's launches."""
+        return not (isinstance(begun.launched, float) or begun.launched.query())
+
+    def _launch(self, begun: BegunRound, taken: TakenIn, trees: Trees, num_successors: int) -> None:
+        """trees: of all sequences of `taken`."""
+        if taken.num_ready < len(begun.seq_ids):
+            begun.statuses = taken.items["status"].tolist()
+        if not taken.num_ready:
+            return
+        round = begun.round = planned(taken, trees)
         if self.eagle_head is not None:
             self.eagle_head.computed(np.concatenate([_slots(rows) for rows in round.parts()]))
             if any(item.head_nodes >= 0 for item in begun.ready):
                 self.eagle_head.tap.open()
-        if True in [sequence.draws_from_probs for sequence in round.sequences]:
+        if begun.asked and True in [sequence.draws_from_probs for sequence in round.sequences]:
             begun.rejecting = _rejecting(round, begun.ready)
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
             draws = Draws(num_successors, keeps_logits=bool(begun.rejecting))
         begun.computing = self._rounds.begin(round, draws)
+        begun.launched = self._clock.mark()
 
     def settle(self, begun: BegunRound) -> None:
         """Wait for the outcome of the round that has begun last, and record it."""
