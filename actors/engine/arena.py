@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ import torch
 ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
 _FIRST_BYTES = 1 << 16
 _MOST_LAYOUTS = 1024
+
+Seen = TypeVar("Seen")
 
 
 class Views:
@@ -52,12 +55,14 @@ class CopyEvent(Protocol):
 _Key = tuple[int, Views, tuple[tuple[tuple[int, ...], str], ...]]
 
 
-class _Layout(NamedTuple):
+@dataclass(slots=True)
+class _Layout:
     used: torch.Tensor  # bytes of the host's buffer
     used_on_device: torch.Tensor
     written: np.ndarray  # int64
     host: list[np.ndarray]  # the parts
     device: list[torch.Tensor]
+    seen: Any = None
 
 
 class Arena:
@@ -78,9 +83,9 @@ class Arena:
         self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         self._layouts: dict[_Key, _Layout] = {}
 
-    def send(self, written: Written, parts: Sequences[Part] = ()) -> list[torch.Tensor]:
-        """What is to be seen of `written` on the device, then the arrays, in order. They hold until the next call,
-        before which the device must have read them."""
+    def send(self, written: Written, parts: Sequences[Part], see: Callable[[list[torch.Tensor]], Seen]) -> Seen:
+        """What `see` makes of the arrays on the device, once for all of the same shapes: those of `written`, then the
+        parts, in order. They hold until the next call, before which the device must have read them."""
         key = written.num_words, written.views, tuple([(shape, array.dtype.char) for array, shape, _, _ in parts])
         if self._copied is not None:
             self._copied.synchronize()  # a copy of before may still be queued; after a round that was read, it is not
@@ -102,7 +107,10 @@ class Arena:
         layout.used_on_device.copy_(layout.used, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        return layout.device
+        if layout.seen is None:
+            layout.seen = see(layout.device)
+        seen: Seen = layout.seen
+        return seen
 
     def _lay_out(self, key: _Key) -> _Layout:
         num_words, views, parts = key

@@ -98,21 +98,24 @@ def send_written(
     places, views, num_words = _layout_of(shape)
     # Moves and updates come last: their number changes no other address.
     parts = [*more, Part(moves, (2, power_tier(moves.shape[1])), padding_slot), *updates]
-    sent = arena.send(Written(num_words, views, lambda words: write(words, places, shape)), parts)
-    first_update = len(sent) - len(updates)
-    token_ids, positions, logit_places = sent[:3]
-    return DeviceInputs(
-        token_ids=token_ids,
-        positions=positions,
-        logit_rows=logit_places,
-        rows=TreeRows(*sent[3:_NUM_VIEWS]),
-        moves=sent[first_update - 1],
-        more=sent[_NUM_VIEWS : first_update - 1],
-        updates=sent[first_update:],
-        block_size=shape.block_size,
-        max_context=shape.max_context,
-        key=(arena.generation, shape, tuple([part.shape for part in more])),
-    )
+
+    def inputs_of(sent: list[torch.Tensor]) -> DeviceInputs:
+        first_update = len(sent) - len(updates)
+        token_ids, positions, logit_places = sent[:3]
+        return DeviceInputs(
+            token_ids=token_ids,
+            positions=positions,
+            logit_rows=logit_places,
+            rows=TreeRows(*sent[3:_NUM_VIEWS]),
+            moves=sent[first_update - 1],
+            more=sent[_NUM_VIEWS : first_update - 1],
+            updates=sent[first_update:],
+            block_size=shape.block_size,
+            max_context=shape.max_context,
+            key=(arena.generation, shape, tuple([part.shape for part in more])),
+        )
+
+    return arena.send(Written(num_words, views, lambda words: write(words, places, shape)), parts, inputs_of)
 
 
 @lru_cache(1024)

@@ -139,15 +139,10 @@ class DeviceRounds:
 
     def _send(self, round: PlannedRound, shape: Shape) -> DeviceInputs:
         """As `ModelRunner.send_round`; brings the table of adjustments up to date."""
-        places, contents = self._table.updates
-        size = power_tier(len(places))
-        updates = []
-        if size:
-            updates = [Part(contents, (size, contents.shape[1])), Part(places, (size,), self._table.capacity)]
+        updates = [Part(array, array.shape) for array in self._table.updates if len(array)]
         inputs = self._runner.send_round(shape, self._writing(round), updates)
-        if size:
-            contents_there, places_there = inputs.updates
-            self._table.write(places_there, contents_there)
+        if updates:
+            self._table.write(*inputs.updates)
         return inputs
 
     def _sampling(self, sizes: Sizes) -> RowSampling:

@@ -79,8 +79,9 @@ class BegunRound:
 
     def left_out(self, status: int) -> list[int]:
         """Sequences with a status."""
-        told = zip(self.seq_ids, self.statuses, strict=True) if self.statuses else ()
-        return [seq_id for seq_id, own in told if own == status]
+        if not self.statuses:
+            return []
+        return [seq_id for seq_id, own in zip(self.seq_ids, self.statuses, strict=True) if own == status]
 
 
 class TargetEngine:

@@ -13,7 +13,7 @@ from actors.sampling.sequence_sampling import sampling_at
 
 _FIRST_CAPACITY = 1 << 16  # adjustments, of 16 bytes
 _WORDS = 2  # int64 words of an adjustment
-_NO_UPDATES = np.empty(0, np.int64), np.empty((0, _WORDS), np.int64)  # places in the tensor, and contents
+_NO_UPDATES = np.empty(0, np.int64), np.empty((0, _WORDS), np.int64)
 _numbers = count(1)
 
 
@@ -39,6 +39,7 @@ class AdjustmentTable:
     def _forget(self) -> None:
         self._number = next(_numbers)  # by which a sequence knows whether its part is still its own
         self._used = 0
+        # int64 [n] places in the tensor, and contents, [n, _WORDS]; those of padding go to the last place
         self.updates = _NO_UPDATES
 
     def assign(self, addresses: np.ndarray) -> None:
@@ -55,12 +56,15 @@ class AdjustmentTable:
                 self._allocate(1 << int(2 * needed - 1).bit_length())
             used, num_updates, _ = _assign_parts(addresses, self._number, 0, self.capacity)
         self._used = used
-        places, contents = np.empty(num_updates, np.int64), np.empty((num_updates, _WORDS), np.int64)
-        num_updates = _collect(addresses, places, contents)
-        self.updates = places[:num_updates], contents[:num_updates]
+        if not num_updates:
+            return
+        size = 1 << (num_updates - 1).bit_length()  # few different ones
+        places, contents = np.empty(size, np.int64), np.zeros((size, _WORDS), np.int64)
+        places[_collect(addresses, places, contents) :] = self.capacity
+        self.updates = places, contents
 
     def write(self, places: torch.Tensor, contents: torch.Tensor) -> None:
-        """Write updates that are on the device; those of padding have the place `capacity`."""
+        """Write updates that are on the device."""
         self.tensor.index_copy_(0, places, contents)
 
     def confirm(self) -> None:
