@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,28 +12,28 @@ from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.batch import SequenceRows
+from actors.engine.begun_round import BegunRound, told, verdicts_of
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
-from actors.engine.draft_trees import Trees, joined, offsets_of, valid_trees
-from actors.engine.draws import Draws, Emitted
+from actors.engine.draft_trees import Trees, joined, valid_trees
+from actors.engine.draws import Draws
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.host_rounds import HostRounds
 from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
-from actors.engine.planned_round import PlannedRound, planned, row_sampling
+from actors.engine.planned_round import PlannedRound, planned
 from actors.engine.prepared_round import PreparedRound, next_round, prepare
-from actors.engine.round_clock import Event, RoundClock, seconds_between
-from actors.engine.round_items import READY, STALE, STARVED, record_forward
+from actors.engine.rejections import rejecting, with_rejections
+from actors.engine.round_clock import RoundClock, seconds_between
+from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
 from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
-from actors.messages import Verdict, VerifyAhead, VerifyBatch, VerifyItem, VerifyResult, no_tokens
-from actors.sampling.verification import verify_rejections
+from actors.messages import VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
 
 logger = logging.getLogger(__name__)
 
-_NO_TOKENS = no_tokens()
 _NO_DRAFT = DraftTree.empty()
 _MOST_RECORDED_DRAFTS = 32
 
@@ -48,40 +45,6 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
     rows: SequenceRows
     first_row: int
     emits: bool
-
-
-@dataclass(slots=True)
-class BegunRound:
-    """A round between `TargetEngine.begin` and `TargetEngine.result`."""
-
-    round_id: int
-    started: Event | float
-    seq_ids: list[int]
-    asked: list[VerifyItem]  # of each; empty for a round that was sent ahead
-    statuses: list[int] = field(default_factory=list)  # of each; empty: all are ready
-    round: PlannedRound | None = None  # None: no sequence is ready
-    rejecting: list[int] = field(default_factory=list)  # places in `round` of drafts under the rejection rule
-    computing: Any = None  # of the rounds' `begin`
-    launched: Event | float = 0.0
-    # After `settle`:
-    ended: Event | float = 0.0
-    emitted: Emitted | None = None
-    num_free: int = 0
-    drafted_seq_ids: list[int] = field(default_factory=list)
-    drafts: list[DraftTree] = field(default_factory=list)
-    head_s: float = 0.0
-
-    @property
-    def ready(self) -> list[VerifyItem]:
-        if not self.statuses:
-            return self.asked
-        return [item for item, status in zip(self.asked, self.statuses, strict=True) if status == READY]
-
-    def left_out(self, status: int) -> list[int]:
-        """Sequences with a status."""
-        if not self.statuses:
-            return []
-        return [seq_id for seq_id, own in zip(self.seq_ids, self.statuses, strict=True) if own == status]
 
 
 class TargetEngine:
@@ -160,17 +123,17 @@ class TargetEngine:
         with the batch that `actors.round_ahead.pick` makes."""
         started = self._clock.mark()
         assert settled.emitted is not None
-        ahead, told = prepared.ahead, next_round(prepared, settled.emitted)
-        if told is None:
+        ahead, asked = prepared.ahead, next_round(prepared, settled.emitted)
+        if asked is None:
             return None
         for seq_id in ahead.finished:
             self._table.forget(seq_id)
         begun = BegunRound(ahead.round_id, started, [sequence.seq_id for sequence in prepared.sequences], [])
         sequences = [self._table.get(seq_id) for seq_id in begun.seq_ids]
         if sequences != prepared.sequences:  # some were dropped meanwhile
-            told.items["sequence"] = [0 if sequence is None else sequence.address for sequence in sequences]
-        taken = self._table.apply(begun.seq_ids, sequences, told.items, told.tokens)
-        self._launch(begun, taken, told.trees, ahead.num_successors)
+            asked.items["sequence"] = [0 if sequence is None else sequence.address for sequence in sequences]
+        taken = self._table.apply(begun.seq_ids, sequences, asked.items, asked.tokens)
+        self._launch(begun, taken, asked.trees, ahead.num_successors)
         return begun
 
     @property
@@ -194,7 +157,7 @@ class TargetEngine:
             if any(item.head_nodes >= 0 for item in begun.ready):
                 self.eagle_head.tap.open()
         if begun.asked and True in [sequence.draws_from_probs for sequence in round.sequences]:
-            begun.rejecting = _rejecting(round, begun.ready)
+            begun.rejecting = rejecting(round, begun.ready)
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
@@ -206,9 +169,9 @@ class TargetEngine:
         """Wait for the outcome of the round that has begun last, and record it."""
         round = begun.round
         if round is not None:
-            begun.emitted = self._rounds.read(begun.computing)
+            begun.emitted, begun.computing = self._rounds.read(begun.computing), None
             if begun.rejecting and begun.emitted is not None:
-                begun.emitted = _with_rejections(begun.emitted, round, begun.ready, begun.rejecting)
+                begun.emitted = with_rejections(begun.emitted, round, begun.ready, begun.rejecting)
             if self.eagle_head is not None:
                 self._draft(self.eagle_head, begun, round)
             if record_forward(round.items, round.trees.tokens, round.trees.parents):
@@ -218,7 +181,7 @@ class TargetEngine:
 
     def result(self, begun: BegunRound) -> VerifyResult:
         """What a settled round says."""
-        verdicts = [] if begun.round is None else _verdicts(begun.round, begun.emitted)
+        verdicts = [] if begun.round is None else verdicts_of(begun.round, begun.emitted)
         return VerifyResult(
             round_id=begun.round_id,
             verdicts=verdicts,
@@ -253,7 +216,7 @@ class TargetEngine:
         """Let the head read the committed rows and draft after them. If it fails, its drafts are missing; of several
         ranks, which exchange what it computes, all fail."""
         parts = _parts_of(round, begun.ready)
-        next_tokens, paths = _told(round, begun.emitted)
+        next_tokens, paths = told(round, begun.emitted)
         seen = [place for place, part in enumerate(parts) if part.item.head_nodes >= 0]
         if not seen:
             return
@@ -294,35 +257,6 @@ def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:
     return parts
 
 
-def _told(round: PlannedRound, emitted: Emitted | None) -> tuple[list[int], list[np.ndarray]]:
-    """Next token of each sequence, -1 for none, and accepted nodes, int32."""
-    count = len(round.sequences)
-    if emitted is None:
-        return [-1] * count, [_NO_TOKENS] * count
-    own = [emitted.nodes[begin:end] for begin, end in pairwise(emitted.ends.tolist())]
-    if len(own) == count:
-        return emitted.next_tokens.tolist(), own
-    next_tokens, paths = [-1] * count, [_NO_TOKENS] * count
-    for place, token, path in zip(round.emitting.tolist(), emitted.next_tokens.tolist(), own, strict=True):
-        next_tokens[place], paths[place] = token, path
-    return next_tokens, paths
-
-
-def _verdicts(round: PlannedRound, emitted: Emitted | None) -> list[Verdict]:
-    items = round.items
-    next_tokens, paths = _told(round, emitted)
-    fields = (
-        [sequence.seq_id for sequence in round.sequences],
-        items["num_computed"].tolist(),
-        (items["count"] + items["num_nodes"]).tolist(),
-        next_tokens,
-        paths,
-        [sequence.num_cached for sequence in round.sequences],
-        items["num_nodes"].tolist(),
-    )
-    return [Verdict(*told) for told in zip(*fields, strict=True)]
-
-
 def _rounds_of(runner: ModelRunner | EncoderDecoderRunner, vocab_size: int) -> HostRounds | DeviceRounds:
     if isinstance(runner, ModelRunner) and runner.has_device_inputs:
         return DeviceRounds(runner, vocab_size)
@@ -349,41 +283,6 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
         slots=sequence.slots(0, begin + len(following)),
         max_nodes=part.item.head_nodes if part.emits else 0,
     )
-
-
-def _rejecting(round: PlannedRound, items: Sequences[VerifyItem]) -> list[int]:
-    """Places of drafts that are accepted by the rejection rule. items: of the ready sequences."""
-    return [
-        place
-        for place, (sequence, item, count) in enumerate(
-            zip(round.sequences, items, round.items["num_nodes"].tolist(), strict=True)
-        )
-        if sequence.draws_from_probs and item.tree.probs is not None and count > 0
-    ]
-
-
-@torch.inference_mode()
-def _with_rejections(
-    emitted: Emitted, round: PlannedRound, items: Sequences[VerifyItem], rejecting: Sequences[int]
-) -> Emitted:
-    """What is emitted where some drafts (places in the round) are accepted by the rejection rule. items: of the ready
-    sequences."""
-    assert emitted.logits is not None
-    trees, tree_of = round.emitting_trees, {place: index for index, place in enumerate(round.emitting.tolist())}
-    paths = [emitted.nodes[begin:end] for begin, end in pairwise(emitted.ends.tolist())]
-    next_tokens = emitted.next_tokens.copy()
-    for place in rejecting:
-        index = tree_of[place]
-        begin, end = int(trees.offsets[index]), int(trees.offsets[index + 1])
-        tokens, probs = trees.tokens[begin:end], items[place].tree.probs
-        assert probs is not None
-        own = joined([tokens], [trees.parents[begin:end]])
-        sampling = row_sampling([round.sequences[place]], own)
-        logits = emitted.logits[begin + index : end + index + 1]
-        accepted, next_token = verify_rejections(logits, sampling, [tokens], [probs.first(end - begin)])
-        paths[index], next_tokens[index] = np.arange(accepted[0], dtype=np.int32), next_token[0]
-    ends = offsets_of([*map(len, paths)])
-    return Emitted(np.concatenate(paths), ends, next_tokens, emitted.successors, emitted.logits)
 
 
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
