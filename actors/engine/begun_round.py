@@ -24,6 +24,7 @@ class BegunRound:
 
     round_id: int
     started: Event | float
+    finished: list[int]  # sequences that were forgotten before it
     seq_ids: list[int]
     asked: list[VerifyItem]  # of each; empty for a round that was sent ahead
     statuses: list[int] = field(default_factory=list)  # of each; empty: all are ready

@@ -102,7 +102,7 @@ class TargetEngine:
         for seq_id in batch.finished:
             self._table.forget(seq_id)
         items = distinct(batch.items)
-        begun = BegunRound(batch.round_id, started, [item.delta.seq_id for item in items], items)
+        begun = BegunRound(batch.round_id, started, batch.finished, [item.delta.seq_id for item in items], items)
         if items:
             num_nodes, trees = self._usable_trees(items)
             self._launch(begun, self._table.take_in(items, num_nodes), trees, batch.num_successors)
@@ -128,7 +128,8 @@ class TargetEngine:
             return None
         for seq_id in ahead.finished:
             self._table.forget(seq_id)
-        begun = BegunRound(ahead.round_id, started, [sequence.seq_id for sequence in prepared.sequences], [])
+        seq_ids = [sequence.seq_id for sequence in prepared.sequences]
+        begun = BegunRound(ahead.round_id, started, ahead.finished, seq_ids, [])
         sequences = [self._table.get(seq_id) for seq_id in begun.seq_ids]
         if sequences != prepared.sequences:  # some were dropped meanwhile
             asked.items["sequence"] = [0 if sequence is None else sequence.address for sequence in sequences]

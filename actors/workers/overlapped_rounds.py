@@ -26,6 +26,8 @@ class Begun(Protocol):
     def round_id(self) -> int: ...
     @property
     def seq_ids(self) -> list[int]: ...
+    @property
+    def finished(self) -> list[int]: ...
 
 
 class OverlappingEngine(Protocol):
@@ -58,6 +60,7 @@ class OverlappedRounds:
         self._receive, self._answer, self._fail, self._has_stopped = receive, answer, fail, has_stopped
         self._last: OrderedDict[Peer, Begun] = OrderedDict()  # each router's last round, settled
         self._last_round_s = 0.0
+        self._expected_from: set[Peer] = set()  # routers whose last message was a round sent ahead
         self.waiting: deque[tuple[Peer, Message]] = deque()  # received while a round was computed
 
     def clear(self) -> None:
@@ -81,6 +84,7 @@ class OverlappedRounds:
             if isinstance(message, VerifyBatch):
                 begun = self._engine.begin(message)
                 return begun
+            self._expected_from.add(peer)
             last = self._last.get(peer)
             prepared = None if last is None else self._engine.prepare(message, last)
             begun = None if prepared is None else self._engine.follow(prepared, last)
@@ -92,7 +96,11 @@ class OverlappedRounds:
         return begun
 
     def _listen(self, peer: Peer, begun: Begun) -> VerifyAhead | None:
-        """The round that follows, if it arrives in time."""
+        """The round that follows, if it arrives in time. Not waited for where the last one did not come: a round that
+        is shorter than the one before would be noticed late for nothing."""
+        if peer not in self._expected_from:
+            return None
+        self._expected_from.discard(peer)
         until = time.monotonic() + LISTEN_SHARE * self._last_round_s
         while self._engine.is_computing(begun) and (left := until - time.monotonic()) > 0 and not self._has_stopped():
             received = self._receive(min(left, _SLICE_S))
@@ -102,6 +110,7 @@ class OverlappedRounds:
             is_next = sender == peer and isinstance(message, VerifyAhead) and message.after == begun.round_id
             if is_next and not self.waiting:
                 assert isinstance(message, VerifyAhead)
+                self._expected_from.add(peer)
                 return message
             self.waiting.append(received)
         return None
@@ -139,4 +148,5 @@ class OverlappedRounds:
         self._last[peer] = settled
         self._last.move_to_end(peer)
         if len(self._last) > _MOST_PEERS:
-            self._last.popitem(last=False)
+            gone, _ = self._last.popitem(last=False)
+            self._expected_from.discard(gone)

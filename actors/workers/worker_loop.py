@@ -184,9 +184,9 @@ class WorkerLoop:
         def ended(begun: Begun) -> None:
             self._end_batch()
             self._turned_at = self._busy_since = time.monotonic()
-            self._idle.note(begun.seq_ids, [], self._turned_at)
+            # Noted after the round, so that a long one does not make its own sequences idle.
+            self._idle.note(begun.seq_ids, begun.finished, self._turned_at)
 
-        self._idle.note([], message.finished, time.monotonic())
         self._busy_since = time.monotonic()
         try:
             rounds.run(peer, message, ended)
