@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +15,11 @@ ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
 _FIRST_BYTES = 1 << 16
 _MOST_LAYOUTS = 1024
 
+Seen = TypeVar("Seen")
+
 
 class Views:
-    """What is to be seen of a part on the device, instead of the part: offsets in bytes, types and shapes. Equal to no
-    other."""
+    """The arrays on the device that written words hold: offsets in bytes, types and shapes. Equal to no other."""
 
     def __init__(self, views: Sequences[tuple[int, type[np.generic], tuple[int, ...]]]) -> None:
         self.views = views
@@ -28,7 +32,14 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     fill: int = 0
     following: np.ndarray | None = None  # comes right after the array, which is 1-D
-    views: Views | None = None
+
+
+class Written(NamedTuple):
+    """int64 words that a function writes where they are sent from, over those of an earlier round."""
+
+    num_words: int
+    views: Views
+    write: Callable[[np.ndarray], object]  # gets int64 [num_words]
 
 
 class CopyEvent(Protocol):
@@ -41,14 +52,17 @@ class CopyEvent(Protocol):
         ...
 
 
-_Key = tuple[tuple[tuple[int, ...], str, Views | None], ...]
+_Key = tuple[int, Views, tuple[tuple[tuple[int, ...], str], ...]]
 
 
-class _Layout(NamedTuple):
+@dataclass(slots=True)
+class _Layout:
     used: torch.Tensor  # bytes of the host's buffer
     used_on_device: torch.Tensor
-    host: list[np.ndarray]
+    written: np.ndarray  # int64
+    host: list[np.ndarray]  # the parts
     device: list[torch.Tensor]
+    seen: Any = None
 
 
 class Arena:
@@ -69,14 +83,15 @@ class Arena:
         self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         self._layouts: dict[_Key, _Layout] = {}
 
-    def send(self, parts: Sequences[Part]) -> list[torch.Tensor]:
-        """The arrays on the device, or what is to be seen of them, in order. They hold until the next call, before
-        which the device must have read them."""
-        key = tuple([(shape, array.dtype.char, views) for array, shape, _, _, views in parts])
+    def send(self, written: Written, parts: Sequences[Part], see: Callable[[list[torch.Tensor]], Seen]) -> Seen:
+        """What `see` makes of the arrays on the device, once for all of the same shapes: those of `written`, then the
+        parts, in order. They hold until the next call, before which the device must have read them."""
+        key = written.num_words, written.views, tuple([(shape, array.dtype.char) for array, shape, _, _ in parts])
         if self._copied is not None:
             self._copied.synchronize()  # a copy of before may still be queued; after a round that was read, it is not
         layout = self._layouts.get(key) or self._lay_out(key)
-        for (array, shape, fill, following, _), place in zip(parts, layout.host, strict=True):
+        written.write(layout.written)
+        for (array, shape, fill, following), place in zip(parts, layout.host, strict=True):
             if array.shape == shape:
                 place[:] = array
             elif len(shape) == 1:
@@ -92,23 +107,30 @@ class Arena:
         layout.used_on_device.copy_(layout.used, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        return layout.device
+        if layout.seen is None:
+            layout.seen = see(layout.device)
+        seen: Seen = layout.seen
+        return seen
 
     def _lay_out(self, key: _Key) -> _Layout:
-        sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype, _ in key]
+        num_words, views, parts = key
+        sizes = [8 * num_words, *[math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in parts]]
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         if ends[-1] > len(self._host):
             self.generation += 1
             self._allocate(1 << (ends[-1] - 1).bit_length())
-        host, device = [], []
-        for (shape, dtype, views), size, begin in zip(key, sizes, [0, *ends], strict=False):
+        host, device = [], [self._on_device_at(*view) for view in views.views]
+        for (shape, dtype), size, begin in zip(parts, sizes[1:], ends[:-1], strict=True):
             host.append(self._host[begin : begin + size].numpy().view(dtype).reshape(shape))
-            for offset, kind, own_shape in [(0, np.dtype(dtype).type, shape)] if views is None else views.views:
-                first = begin + offset
-                of_dtype = torch.from_numpy(np.empty(0, kind)).dtype
-                num_bytes = int(np.prod(own_shape)) * np.dtype(kind).itemsize
-                device.append(self._on_device[first : first + num_bytes].view(of_dtype).view(own_shape))
+            device.append(self._on_device_at(begin, np.dtype(dtype).type, shape))
+        written = self._host[: sizes[0]].numpy().view(np.int64)
         if len(self._layouts) >= _MOST_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]  # the oldest; laid out again, it has the same places
-        layout = self._layouts[key] = _Layout(self._host[: ends[-1]], self._on_device[: ends[-1]], host, device)
+        layout = _Layout(self._host[: ends[-1]], self._on_device[: ends[-1]], written, host, device)
+        self._layouts[key] = layout
         return layout
+
+    def _on_device_at(self, offset: int, kind: type[np.generic], shape: tuple[int, ...]) -> torch.Tensor:
+        dtype = torch.from_numpy(np.empty(0, kind)).dtype
+        num_bytes = math.prod(shape) * np.dtype(kind).itemsize
+        return self._on_device[offset : offset + num_bytes].view(dtype).view(shape)

@@ -77,15 +77,16 @@ def trees_of(parts: Sequences[SequenceRows]) -> Trees:
     return joined([part.tree_tokens for part in parts], [part.tree_parents for part in parts])
 
 
-def pack(parts: Sequences[SequenceRows], trees: Trees | None = None) -> PackedBatch:
-    """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots. trees: `trees_of(parts)`,
-    if they are known."""
-    if trees is None:
-        trees = trees_of(parts)
-    rows: tuple[Any, ...] = _lay_out(
-        np.array([(part.sequence.address, part.count, part.first_node) for part in parts], np.int64), *trees
-    )
-    return PackedBatch(parts[0].sequence.block_size, *rows)
+def pack(parts: Sequences[SequenceRows]) -> PackedBatch:
+    """Lay out the rows. Every sequence must have reserved num_computed + count + nodes slots."""
+    shapes = np.array([(part.sequence.address, part.count, part.first_node) for part in parts], np.int64)
+    return pack_shapes(parts[0].sequence.block_size, shapes, trees_of(parts))
+
+
+def pack_shapes(block_size: int, shapes: np.ndarray, trees: Trees) -> PackedBatch:
+    """As `pack`. shapes: as for `fill_rows`. trees: of all sequences."""
+    rows: tuple[Any, ...] = _lay_out(shapes, *trees)
+    return PackedBatch(block_size, *rows)
 
 
 @njit(cache=True, nogil=True)
@@ -97,7 +98,7 @@ def _is_chain(parents: np.ndarray) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _largest_branching_tree(parents: np.ndarray, offsets: np.ndarray) -> int:
+def largest_branching_tree(parents: np.ndarray, offsets: np.ndarray) -> int:
     """Nodes of the largest tree that is no chain. Arguments as of `Trees`."""
     largest = 0
     for tree in range(len(offsets) - 1):
@@ -109,13 +110,10 @@ def _largest_branching_tree(parents: np.ndarray, offsets: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
-    """The arrays of a `PackedBatch`, in order.
-
-    shapes: int64 [S, 3], address of the sequence, tokens to compute, first node to compute. Others as of `Trees`.
-    """
+    """The arrays of a `PackedBatch`, in order. Arguments as for `fill_rows`."""
     num_sequences = len(shapes)
-    words = num_words(_largest_branching_tree(parents, offsets))
-    num_rows = max_blocks = max_context = 0
+    words = num_words(largest_branching_tree(parents, offsets))
+    num_rows = max_blocks = 0
     for s in range(num_sequences):
         num_rows += shapes[s, 1] + offsets[s + 1] - offsets[s] - shapes[s, 2]
         max_blocks = max(max_blocks, sequence_at(shapes[s, 0])[0][0].num_blocks)
@@ -126,17 +124,38 @@ def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
     )
     first_rows = np.zeros(num_sequences + 1, np.int32)
     begins, tree_starts = np.empty(num_sequences, np.int32), np.empty(num_sequences, np.int32)
-    block_tables = np.empty((num_sequences, max_blocks), np.int32)
+    block_tables = np.zeros((num_sequences, max_blocks), np.int32)
     visible_ends = np.empty(num_rows, np.int32)
     ancestors = np.zeros((num_rows, words), np.int64)
     node_positions = np.zeros((num_sequences, NODES_OF_A_WORD * words), np.int32)
+    max_context = fill_rows(
+        shapes, tokens, parents, offsets, token_ids, positions, slots, first_rows, begins, tree_starts, block_tables,
+        visible_ends, ancestors, node_positions,
+    )  # fmt: skip
+    return (
+        token_ids, positions, slots, first_rows, begins, tree_starts, block_tables, visible_ends, ancestors,
+        node_positions, max_context,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def fill_rows(  # type: ignore[no-untyped-def]
+    shapes, tokens, parents, offsets, token_ids, positions, slots, first_rows, begins, tree_starts, block_tables,
+    visible_ends, ancestors, node_positions,
+):  # fmt: skip
+    """Fill the arrays of a `PackedBatch`, which may be larger and hold zeros. Returns its `max_context`.
+
+    shapes: int64 [S, 3], address of the sequence, tokens to compute, first node to compute. tokens, parents, offsets:
+    as of `Trees`.
+    """
+    words, row, max_context = ancestors.shape[1], 0, 0
     bits = np.empty((NODES_OF_A_WORD * words, words), np.int64)
-    row = 0
-    for s in range(num_sequences):
+    for s in range(len(shapes)):
         one, known_tokens, blocks, _, _ = sequence_at(shapes[s, 0])
         computed, block_size, num_blocks = one[0].num_computed, one[0].block_size, one[0].num_blocks
-        block_tables[s, :num_blocks] = blocks[:num_blocks]
-        block_tables[s, num_blocks:] = 0
+        # A sequence may hold more blocks than its context needs, and than there is room for.
+        held = min(num_blocks, block_tables.shape[1])
+        block_tables[s, :held] = blocks[:held]
         known, begin = computed + shapes[s, 1], computed + shapes[s, 2]
         own_tokens, own_parents = tokens[offsets[s] : offsets[s + 1]], parents[offsets[s] : offsets[s + 1]]
         context = known + len(own_parents)
@@ -158,7 +177,4 @@ def _lay_out(shapes, tokens, parents, offsets):  # type: ignore[no-untyped-def]
                 positions[row], visible_ends[row] = node_positions[s, slot - start], start
                 ancestors[row] = bits[slot - start]
             row += 1
-    return (
-        token_ids, positions, slots, first_rows, begins, tree_starts, block_tables, visible_ends, ancestors,
-        node_positions, max_context,
-    )  # fmt: skip
+    return max_context

@@ -7,26 +7,31 @@ tree whose walk comes to a row that these words do not tell the token of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Sequences
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numba import njit
 
 from actors.engine.arena import Part
-from actors.engine.batch import NODES_OF_A_WORD, PackedBatch, SequenceRows, num_words, pack
-from actors.engine.device_inputs import DeviceInputs
-from actors.engine.draft_trees import largest_tree
+from actors.engine.batch import NODES_OF_A_WORD, num_words
+from actors.engine.device_inputs import SAMPLING_PLACE, DeviceInputs, Shape
 from actors.engine.draws import Draws, Emitted
-from actors.engine.model_runner import ModelRunner, last_rows
-from actors.engine.row_tiers import power_tier, row_tier
+from actors.engine.model_runner import ModelRunner
+from actors.engine.planned_round import PlannedRound
+from actors.engine.round_inputs import Sizes, sampling_addresses, sizes_of, write_round
+from actors.engine.row_tiers import context_tier, power_tier, row_tier
 from actors.messages import Successors
 from actors.models.collectives import gather_ranks
 from actors.sampling.adjustment_table import AdjustmentTable
-from actors.sampling.device_sampling import NO_TREE, draw, draw_packed, walk_trees
+from actors.sampling.device_sampling import draw, draw_packed, walk_trees
 from actors.sampling.device_shards import Shard, draw_from_shards, num_leaders
 from actors.sampling.device_successors import likeliest_of, merged, summarize
-from actors.sampling.packed_rows import pack_sampling
+from actors.sampling.packed_rows import sampling_in, slots_of, words_of
+from actors.sampling.rows import RowSampling
+
+_NO_WORDS = np.empty(0, np.int64)
 
 
 class _Shape(NamedTuple):
@@ -50,6 +55,17 @@ class _Launched(NamedTuple):
     logits: torch.Tensor | None  # kept whole, or of this rank's share where tokens may be missing
 
 
+class BegunOnDevice(NamedTuple):
+    """A round that the device computes."""
+
+    round: PlannedRound
+    draws: Draws
+    sizes: Sizes
+    inputs: DeviceInputs
+    shape: _Shape
+    launched: _Launched
+
+
 class DeviceRounds:
     """As `HostRounds`; the tokens are the same. Needs a runner with device inputs."""
 
@@ -58,87 +74,109 @@ class DeviceRounds:
         self._vocab_size = vocab_size
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
         self._table = AdjustmentTable(runner.device)
-        self.rows_for = self._table.rows_for
+        self._written = _NO_WORDS  # int64: what was sent last, on the host
 
-    def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
-        batch = pack(parts, None if draws is None or draws.num_trees < len(parts) else draws.trees)
-        # Each rank of a group computes as many rows of logits, whether it draws or not.
-        num_trees = power_tier(sum(count > 0 for count in wanted))
-        num_logits = row_tier(sum(wanted))
-        rows = last_rows(batch.first_rows, np.array(wanted))
+    def begin(self, round: PlannedRound, draws: Draws | None) -> BegunOnDevice | None:
+        """Launch a round, and wait for nothing. draws: None: nothing is drawn, and nothing comes back."""
+        sizes = sizes_of(round.items, round.trees)
         # Where all rows are drawn from, rows and sequences determine the numbers of logits and trees.
-        may_record = len(rows) == batch.num_rows
+        may_record = sizes.logits == sizes.rows
         if draws is None:
-            inputs = self._runner.send(batch, rows, num_logits)
+            undrawn = self._shape_of(round, sizes, is_drawn=False)
+            inputs = self._runner.send_round(undrawn, self._writing(round), [], round.pack)
             self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
-        more, shape = self._lay_out(draws, num_trees, num_logits)
-        inputs = self._send(batch, rows, num_logits, more)
+        self._table.assign(sampling_addresses(round.items) if sizes.adjusted else _NO_WORDS)
+        inputs = self._send(round, self._shape_of(round, sizes, is_drawn=True))
+        shape = self._draws_of(draws, sizes)
         launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
+        return BegunOnDevice(round, draws, sizes, inputs, shape, launched)
+
+    def read(self, begun: BegunOnDevice | None) -> Emitted | None:
+        """The outcome of the round that has begun last. Waits for it."""
+        if begun is None:
+            return None
+        round, draws, sizes, _, shape, launched = begun
         values = launched.result.cpu().numpy()
         self._table.confirm()
+        num_trees = power_tier(sizes.trees)
         size = num_trees * (2 + shape.nodes)
-        walked = values[:size].reshape(num_trees, 2 + shape.nodes)
-        own = draws.num_trees
-        unfinished = np.flatnonzero(walked[:own, 1] < 0)
-        if len(unfinished):
-            self._redraw(draws, unfinished, launched, inputs, shape)
-            walked = _walked(launched.result, num_trees, shape).cpu().numpy()
-        nodes, counts = walked[:own, 2:].astype(np.int32), walked[:own, 0].tolist()
-        paths = [row[:count] for row, count in zip(nodes, counts, strict=True)]
+        nodes, ends, next_tokens, is_told = _outcomes(values, sizes.trees, 2 + shape.nodes)
+        if not is_told:
+            self._redraw(round, values[:size].reshape(num_trees, -1)[: sizes.trees, 1], begun)
+            walked = launched.result[:size].cpu().numpy()
+            nodes, ends, next_tokens, _ = _outcomes(walked, sizes.trees, 2 + shape.nodes)
         return Emitted(
-            next_tokens=walked[:own, 1].tolist(),
-            paths=paths,
-            successors=_successors(values[size:].reshape(num_logits, -1)[: len(rows)]),
+            nodes,
+            ends,
+            next_tokens,
+            successors=_successors(values[size:], sizes.logits, shape.successors),
             logits=launched.logits if draws.keeps_logits else None,
         )
 
-    def _send(self, batch: PackedBatch, rows: np.ndarray, num_logits: int, more: Sequences[Part]) -> DeviceInputs:
-        """As `ModelRunner.send`; brings the table of adjustments up to date."""
-        places, contents = self._table.updates
-        size = power_tier(len(places))
-        updates = [Part(contents, (size, contents.shape[1])), Part(places, (size,), self._table.capacity)]
-        inputs = self._runner.send(batch, rows, num_logits, more, updates)
-        if size:
-            contents_there, places_there = inputs.updates
-            self._table.write(places_there, contents_there)
+    def _shape_of(self, round: PlannedRound, sizes: Sizes, *, is_drawn: bool) -> Shape:
+        # Each rank of a group computes as many rows of logits, whether it draws or not.
+        num_logits = row_tier(sizes.logits)
+        return Shape(
+            rows=row_tier(sizes.rows),
+            sequences=power_tier(len(round.items)),
+            words=sizes.words,
+            max_context=context_tier(sizes.max_context),
+            block_size=round.sequences[0].block_size,
+            logits=num_logits,
+            trees=power_tier(sizes.trees) if is_drawn else 0,
+            sampling=words_of(num_logits, sizes.own_adjustments) if is_drawn else 0,
+        )
+
+    def _writing(self, round: PlannedRound) -> Callable[[np.ndarray, np.ndarray, Shape], None]:
+        padding_slot = self._runner.kv.padding_slot
+
+        def write(words: np.ndarray, places: np.ndarray, shape: Shape) -> None:
+            if shape.trees:
+                self._written = words[places[SAMPLING_PLACE] :]
+            write_round(round.items, round.trees, padding_slot, words, places, shape)
+
+        return write
+
+    def _send(self, round: PlannedRound, shape: Shape) -> DeviceInputs:
+        """As `ModelRunner.send_round`; brings the table of adjustments up to date."""
+        updates = [Part(array, array.shape) for array in self._table.updates if len(array)]
+        inputs = self._runner.send_round(shape, self._writing(round), updates, round.pack)
+        if updates:
+            self._table.write(*inputs.updates)
         return inputs
 
+    def _sampling(self, sizes: Sizes) -> RowSampling:
+        """Of the rows of logits of the round that was sent last."""
+        return sampling_in(self._written, sizes.logits, row_tier(sizes.logits), sizes.own_adjustments)
+
     @torch.inference_mode()
-    def _redraw(
-        self, draws: Draws, trees: np.ndarray, launched: _Launched, inputs: DeviceInputs, shape: _Shape
-    ) -> None:
-        """Draw the missing tokens of some trees (int64 [n]) from whole rows, and walk again. On all ranks at once."""
-        shard = self._runner.vocabulary_shard
+    def _redraw(self, round: PlannedRound, next_tokens: np.ndarray, begun: BegunOnDevice) -> None:
+        """Draw the tokens that are missing, of trees whose next token (int64 [T]) is negative, from whole rows, and
+        walk again. On all ranks at once."""
+        shard, launched = self._runner.vocabulary_shard, begun.launched
         assert shard is not None
         assert launched.logits is not None
-        offsets = draws.trees.offsets
+        offsets = round.emitting_trees.offsets
+        trees = np.flatnonzero(next_tokens < 0)
         rows = np.concatenate([np.arange(offsets[tree] + tree, offsets[tree + 1] + tree + 1) for tree in trees])
         rows = rows[launched.drawn.cpu().numpy()[rows] < 0]
         places = torch.from_numpy(rows).to(launched.drawn.device)
         whole = shard.gather(launched.logits[places])
-        launched.drawn[places] = draw(whole, draws.sampling.take(rows), table=self._table.tensor).tokens
-        _walk(launched.drawn, inputs, shape, launched.result)
+        sampling = self._sampling(begun.sizes).take(rows)
+        launched.drawn[places] = draw(whole, sampling, table=self._table.tensor).tokens
+        _walk(launched.drawn, begun.inputs, begun.shape, launched.result)
 
-    def _lay_out(self, draws: Draws, num_trees: int, num_logits: int) -> tuple[list[Part], _Shape]:
-        sampling, trees = draws.sampling, draws.trees
-        shard = self._runner.vocabulary_shard
-        is_sharded = shard is not None and not draws.keeps_logits
-        packed = pack_sampling(sampling, self._vocab_size, num_logits)
-        more = [
-            Part(packed.rows, (packed.num_words,), following=packed.adjustments),
-            Part(trees.tokens, (num_logits,)),
-            Part(trees.parents, (num_logits,)),
-            Part(trees.offsets.astype(np.int32), (num_trees + 1,), NO_TREE),
-        ]
-        return more, _Shape(
-            adjusted_rows=packed.num_slots,
-            truncates=packed.truncates,
-            nodes=NODES_OF_A_WORD * num_words(largest_tree(trees.offsets)),
+    def _draws_of(self, draws: Draws, sizes: Sizes) -> _Shape:
+        is_sharded = self._runner.vocabulary_shard is not None and not draws.keeps_logits
+        return _Shape(
+            adjusted_rows=slots_of(row_tier(sizes.logits), sizes.adjusted),
+            truncates=sizes.truncates,
+            nodes=NODES_OF_A_WORD * num_words(sizes.largest_tree),
             successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
             is_sharded=is_sharded,
-            leaders=num_leaders(sampling) if is_sharded else 0,
+            leaders=num_leaders(self._sampling(sizes)) if is_sharded else 0,
             table=self._table.generation,
         )
 
@@ -192,10 +230,26 @@ def _walked(result: torch.Tensor, num_trees: int, shape: _Shape) -> torch.Tensor
     return result[: num_trees * (2 + shape.nodes)].view(num_trees, -1)
 
 
-def _successors(values: np.ndarray) -> Successors | None:
-    """values: int64 [rows, k], of `likeliest_of`."""
-    k = values.shape[1]
+@njit(cache=True, nogil=True)
+def _outcomes(values, num_trees, width):  # type: ignore[no-untyped-def]
+    """Nodes, ends and next tokens as of `Emitted`, and whether all of the latter are told. values: int64, the first
+    num_trees * width of them are walked trees."""
+    nodes, ends = np.empty(num_trees * (width - 2), np.int32), np.zeros(num_trees + 1, np.int64)
+    next_tokens = np.empty(num_trees, np.int64)
+    count, is_told = 0, True
+    for tree in range(num_trees):
+        walked = values[tree * width : (tree + 1) * width]
+        for place in range(walked[0]):
+            nodes[count] = walked[2 + place]
+            count += 1
+        ends[tree + 1], next_tokens[tree] = count, walked[1]
+        is_told = is_told and walked[1] >= 0
+    return nodes[:count], ends, next_tokens, is_told
+
+
+def _successors(values: np.ndarray, rows: int, k: int) -> Successors | None:
+    """values: int64, of `likeliest_of` for at least so many rows."""
     if not k:
         return None
-    ids, bits = np.ascontiguousarray(values.view(np.int32).reshape(-1, 2).T)
+    ids, bits = np.ascontiguousarray(values[: rows * k].view(np.int32).reshape(-1, 2).T)
     return Successors(ids, bits.view(np.float32), k)

@@ -7,30 +7,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from actors.engine.draft_trees import Trees
 from actors.messages import Successors
-from actors.sampling.rows import RowSampling
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Draws:
-    """Tokens to draw after the root and each node of T trees of together N nodes."""
+    """Tokens are drawn after the root and each node of the trees of sequences that emit."""
 
-    trees: Trees
-    sampling: RowSampling  # of T + N rows: the root and then the nodes of each tree
     num_successors: int  # most probable tokens to report of each row
     keeps_logits: bool
-
-    @property
-    def num_trees(self) -> int:
-        return len(self.trees.offsets) - 1
 
 
 @dataclass(slots=True)
 class Emitted:
-    """What the target says after each of T trees."""
+    """What the target says after each of T trees of together N nodes."""
 
-    next_tokens: list[int]
-    paths: list[np.ndarray]  # accepted nodes, int32
+    nodes: np.ndarray  # int32: accepted nodes of all trees
+    ends: np.ndarray  # int64 [T + 1]: where those of each tree begin and end
+    next_tokens: np.ndarray  # int64 [T]
     successors: Successors | None  # None: not asked for
     logits: torch.Tensor | None  # [T + N or more, vocab]; None: not to be kept

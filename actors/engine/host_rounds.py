@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Sequences
-from itertools import pairwise
-
 import torch
 
-from actors.engine.batch import SequenceRows
 from actors.engine.draws import Draws, Emitted
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
+from actors.engine.planned_round import PlannedRound, wanted_rows
 from actors.messages import Successors
-from actors.sampling.rows import rows_for
 from actors.sampling.sampler import sample_tokens
 from actors.sampling.top_tokens import most_probable
 from actors.sampling.verification import walk_trees
@@ -20,24 +16,33 @@ from actors.sampling.verification import walk_trees
 
 class HostRounds:
     draw_on_all_ranks = False
-    rows_for = staticmethod(rows_for)
 
     def __init__(self, runner: ModelRunner | EncoderDecoderRunner) -> None:
         self._runner = runner
 
-    def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int], draws: Draws | None) -> Emitted | None:
-        """Compute the rows and draw. wanted: of each part, the last rows whose logits are drawn from, 0 if it emits
-        nothing. draws: of the parts that emit; None: nothing is drawn."""
-        logits = self._runner.run(parts, wanted)
-        return None if draws is None else _emit(logits, draws)
+    def begin(self, round: PlannedRound, draws: Draws | None) -> Emitted | None:
+        """Compute the rows and draw. draws: None: nothing is drawn."""
+        logits = self._logits(round)
+        return None if draws is None else _emit(logits, round, draws)
+
+    def read(self, begun: Emitted | None) -> Emitted | None:
+        """The outcome of a round that has begun; here it is known at once."""
+        return begun
+
+    def _logits(self, round: PlannedRound) -> torch.Tensor:
+        """[T + nodes, vocab] of all that is drawn from."""
+        if isinstance(self._runner, ModelRunner):
+            batch = round.pack()
+            return self._runner.forward(batch, wanted_rows(round.items, batch.first_rows))
+        return self._runner.run(round.parts(), (round.items["is_last"] * (1 + round.items["num_nodes"])).tolist())
 
 
-def _emit(logits: torch.Tensor, draws: Draws) -> Emitted:
-    sampled = sample_tokens(logits, draws.sampling).cpu().numpy()
-    nodes, ends, next_tokens = walk_trees(sampled, *draws.trees)
-    paths = [nodes[begin:end] for begin, end in pairwise(ends.tolist())]
+@torch.inference_mode()
+def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
+    sampled = sample_tokens(logits, round.sampling()).cpu().numpy()
+    nodes, ends, next_tokens = walk_trees(sampled, *round.emitting_trees)
     successors = None
     if draws.num_successors:
         ids, probs = most_probable(logits, draws.num_successors)
         successors = Successors(ids.reshape(-1).cpu().numpy(), probs.reshape(-1).cpu().numpy(), ids.shape[1])
-    return Emitted(next_tokens.tolist(), paths, successors, logits if draws.keeps_logits else None)
+    return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None)

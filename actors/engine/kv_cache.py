@@ -121,5 +121,6 @@ class KvCache:
     def copy_slots(self, moves: torch.Tensor) -> None:
         """Copy slots moves[0] to moves[1], int64 [2, n] on the device, in all layers. All are read before one is
         written."""
+        sources, destinations = moves.unbind(0)
         for pool in self._pools.values():
-            pool.index_copy_(1, moves[1], pool.index_select(1, moves[0]))
+            pool.index_copy_(1, destinations, pool.index_select(1, sources))

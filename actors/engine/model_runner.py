@@ -18,13 +18,13 @@ from actors.engine.attention.flashinfer import FlashInfer, FlashInferPlan
 from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
 from actors.engine.attention.latent import cache_latents
 from actors.engine.attention.padded import PaddedPlan
-from actors.engine.attention.prompt_chunks import pack_chunks
+from actors.engine.attention.prompt_chunks import may_have_chunks, pack_chunks
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import choose_panels, replace_linears
 from actors.engine.cpu_kernels.layer_fusion import fuse_layers
 from actors.engine.cpu_kernels.rms_norm import replace_norms
-from actors.engine.device_inputs import DeviceInputs, send_inputs
+from actors.engine.device_inputs import DeviceInputs, Shape, send_inputs, send_written
 from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
@@ -167,23 +167,41 @@ class ModelRunner:
         return self._arena is not None
 
     def send(
-        self,
-        batch: PackedBatch,
-        logit_rows: np.ndarray,
-        num_logits: int,
-        more: Sequences[Part] = (),
-        updates: Sequences[Part] = (),
+        self, batch: PackedBatch, logit_rows: np.ndarray, num_logits: int, more: Sequences[Part] = ()
     ) -> DeviceInputs:
         """Copy a batch to the device, and what was accepted before to its slots. num_logits: of `logit_rows` (int64,
-        ascending) with padding. more, updates: arrays of the caller that travel along."""
+        ascending) with padding. more: arrays of the caller that travel along."""
         assert self._arena is not None
-        moves, padding_slot = self.kv.take_moves(), self.kv.padding_slot
+        moves = self.kv.take_moves()
         chunks = pack_chunks(batch) if self._finds_chunks else None
-        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more, updates, chunks)
+        inputs = send_inputs(
+            self._arena, batch, logit_rows, num_logits, moves, self.kv.padding_slot, more, chunks=chunks
+        )
+        return self._moved(inputs if self._flashinfer is None else inputs._replace(batch=batch))
+
+    def send_round(
+        self,
+        shape: Shape,
+        write: Callable[[np.ndarray, np.ndarray, Shape], object],
+        updates: Sequences[Part],
+        pack: Callable[[], PackedBatch],
+    ) -> DeviceInputs:
+        """As `send`, of what `write` writes (`send_written`). updates: arrays that are read before the forward. pack:
+        gives the batch, which attention of some rounds asks for."""
+        assert self._arena is not None
+        moves, batch, chunks = self.kv.take_moves(), None, None
+        if self._flashinfer is not None or (self._finds_chunks and may_have_chunks(shape.rows)):
+            batch = pack()
+            chunks = pack_chunks(batch) if self._finds_chunks else None
+        inputs = send_written(self._arena, shape, write, moves, self.kv.padding_slot, updates=updates, chunks=chunks)
+        return self._moved(inputs if batch is None else inputs._replace(batch=batch))
+
+    def _moved(self, inputs: DeviceInputs) -> DeviceInputs:
         if inputs.moves.shape[1]:
             self.kv.copy_slots(inputs.moves)
         return inputs
 
+    @torch.inference_mode()
     def launch(
         self, inputs: DeviceInputs, key: Hashable, launch: Callable[[], Result], *, may_record: bool = True
     ) -> Result:
@@ -211,6 +229,7 @@ class ModelRunner:
 
     def _plan_on_device(self, inputs: DeviceInputs) -> AttentionPlan:
         if self._flashinfer is not None:
+            assert inputs.batch is not None
             return FlashInferPlan(self._flashinfer, inputs.batch, inputs.rows.slots, self.kv)
         # Triton is not installed everywhere.
         from actors.engine.attention.triton_tree import TreePlan

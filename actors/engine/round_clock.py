@@ -14,6 +14,10 @@ class Event(Protocol):
 
     def record(self) -> None: ...
     def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        ...
+
     def elapsed_time(self, other: Self, /) -> float:
         """Milliseconds."""
         ...
@@ -33,6 +37,11 @@ class RoundClock:
             new_event = lambda: torch.Event(device, enable_timing=True)  # noqa: E731
         self._new_event = new_event
 
+    @property
+    def is_of_device(self) -> bool:
+        """Whether marks are points in the work of a device, and not times of the host."""
+        return self._new_event is not None
+
     def mark(self) -> Event | float:
         if self._new_event is None:
             return time.perf_counter()
@@ -46,9 +55,14 @@ class RoundClock:
         After a round that samples, it has: its tokens were copied back. For a round that only prefills, the wait costs
         the overlap with the router's planning of the next one. Without it, the next round would queue behind this one.
         """
-        if isinstance(mark, float):
-            return time.perf_counter() - mark
-        end = self.mark()
-        assert not isinstance(end, float)
-        end.synchronize()
-        return mark.elapsed_time(end) / 1e3
+        return seconds_between(mark, self.mark())
+
+
+def seconds_between(mark: Event | float, end: Event | float) -> float:
+    """Waits until the device has come to `end`."""
+    if isinstance(mark, float):
+        assert isinstance(end, float)
+        return end - mark
+    assert not isinstance(end, float)
+    end.synchronize()
+    return mark.elapsed_time(end) / 1e3

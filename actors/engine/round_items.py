@@ -13,7 +13,7 @@ ITEM = np.dtype(
         ("sequence", "<i8"),  # address of its record; 0: none
         ("start", "<i8"),  # of the delta
         ("num_tokens", "<i8"),  # of the delta
-        ("max_rows", "<i8"),  # at least 1
+        ("max_rows", "<i8"),  # `judge_deltas` makes it at least 1
         ("num_nodes", "<i8"),  # of the draft tree; `apply_deltas` cuts it to those that there is room for
         ("status", "<i8"),
         ("num_accepted", "<i8"),  # nodes of the last tree that the delta accepts
@@ -23,6 +23,7 @@ ITEM = np.dtype(
         ("has_full_blocks", "<i8"),  # that are not published yet
     ]
 )
+NUM_TOLD = 5  # fields that come from a message
 # READY: has room for everything. SHORT: a sequence whose arrays or blocks must grow. NEW: the delta begins it.
 # STALE: unknown, of another length, or with nothing left to compute: logits are not kept. STARVED: set by the caller.
 READY, SHORT, NEW, STALE, STARVED = range(5)
@@ -41,6 +42,7 @@ def judge_deltas(items, tokens, accepted):  # type: ignore[no-untyped-def]
         begin, last = first, first + item.num_tokens - 1
         first += item.num_tokens
         item.num_accepted = item.is_last = item.count = item.has_full_blocks = 0
+        item.max_rows = max(1, item.max_rows)
         item.status = NEW if item.start == 0 and item.sequence else STALE
         if item.sequence == 0 or item.start == 0:
             are_ready = False
@@ -85,10 +87,11 @@ def apply_deltas(items, tokens, accepted, moves):  # type: ignore[no-untyped-def
     """Append the tokens of the items that are ready, keep accepted nodes, and say what is to be computed. Items that
     began just now have their tokens.
 
-    moves: int64 [2, accepted]; filled with slots to copy, sources and destinations. Returns their number, and that of
-    the items with full blocks.
+    moves: int64 [2, accepted]; filled with slots to copy, sources and destinations. Returns their number, and those of
+    items with full blocks, of items that are ready, of those among them that emit, and of the draft nodes that they
+    have room for.
     """
-    first = num_moves = num_full = 0
+    first = num_moves = num_full = num_ready = num_emitting = num_nodes = 0
     for index in range(len(items)):
         item = items[index]
         begin, end = first, first + item.num_tokens
@@ -117,7 +120,10 @@ def apply_deltas(items, tokens, accepted, moves):  # type: ignore[no-untyped-def
         item.num_nodes = min(item.num_nodes, room) if item.is_last else 0
         item.has_full_blocks = (record.num_published + 1) * size <= record.num_computed
         num_full += item.has_full_blocks
-    return num_moves, num_full
+        num_ready += 1
+        num_emitting += item.is_last
+        num_nodes += item.num_nodes
+    return num_moves, num_full, num_ready, num_emitting, num_nodes
 
 
 @njit(cache=True, nogil=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 
+
+@lru_cache(4096)  # a call in a round costs less than counting
 def row_tier(rows: int) -> int:
     """Rows that a forward of `rows` rows is padded to.
 
@@ -25,6 +28,7 @@ _FIRST_CONTEXT = 1024
 _CONTEXT_STEP = 4
 
 
+@lru_cache(4096)
 def context_tier(slots: int) -> int:
     """Slots that a forward's longest sequence may have: 1024, 4096, 16384, ..."""
     tier = _FIRST_CONTEXT
@@ -33,6 +37,7 @@ def context_tier(slots: int) -> int:
     return tier
 
 
+@lru_cache(4096)
 def power_tier(count: int) -> int:
     """The next power of two; 0 stays."""
     return 1 << (count - 1).bit_length() if count else 0

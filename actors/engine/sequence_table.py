@@ -9,9 +9,9 @@ import numpy as np
 
 from actors.engine.block_pool import BlockPool
 from actors.engine.kv_cache import KvCache
-from actors.engine.round_items import ITEM, NEW, READY, STALE, STARVED, apply_deltas, judge_deltas
+from actors.engine.round_items import ITEM, NEW, NUM_TOLD, READY, STALE, STARVED, apply_deltas, judge_deltas
 from actors.engine.sequence import Sequence
-from actors.messages import DraftItem, SequenceDelta, SequenceStart, VerifyItem, no_tokens
+from actors.messages import DraftItem, SequenceDelta, SequenceStart, VerifyItem
 
 _Item = TypeVar("_Item", VerifyItem, DraftItem)
 
@@ -24,11 +24,22 @@ def distinct(items: Sequences[_Item]) -> list[_Item]:
     return list(first.values())
 
 
+def items_of(told: Sequences[tuple[int, ...]]) -> np.ndarray:
+    """ITEM [S] with the first NUM_TOLD fields of each."""
+    numbers = np.empty((len(told), len(ITEM.names or ())), np.int64)
+    numbers[:, :NUM_TOLD] = told
+    items: np.ndarray = numbers.view(ITEM)[:, 0]
+    return items
+
+
 class TakenIn(NamedTuple):
     """The sequences of a round after their deltas."""
 
-    sequences: list[Sequence | None]
-    rows: np.ndarray  # ITEM, of each sequence
+    sequences: Sequences[Sequence | None]
+    items: np.ndarray  # ITEM, of each sequence
+    num_ready: int
+    num_emitting: int  # ready ones whose known tokens are all computed then
+    num_nodes: int  # draft nodes of ready ones, as far as there is room
 
 
 class SequenceTable:
@@ -71,76 +82,74 @@ class SequenceTable:
         return sequence
 
     def take_in(self, items: Sequences[VerifyItem], num_nodes: Sequences[int]) -> TakenIn:
-        """Apply the deltas of a round and reserve room for its rows. num_nodes: of the draft tree of each item."""
+        """Apply the deltas of a round and reserve room for its rows. num_nodes: of the draft tree of each item. At
+        least one item."""
         deltas = [item.delta for item in items]
         sequences = [
             self._sequences.get(delta.seq_id) if delta.start else self.find(delta, item.begin)
             for delta, item in zip(deltas, items, strict=True)
         ]
-        rows = self._bring_up_to_date(sequences, deltas, [item.max_rows for item in items], num_nodes)
-        return TakenIn(sequences, rows)
+        told = [
+            (0 if sequence is None else sequence.address, delta.start, len(delta.token_ids), item.max_rows, nodes)
+            for sequence, delta, item, nodes in zip(sequences, deltas, items, num_nodes, strict=True)
+        ]
+        tokens = np.concatenate([delta.token_ids for delta in deltas], dtype=np.int32)
+        return self.apply([delta.seq_id for delta in deltas], sequences, items_of(told), tokens)
 
     def bring_up_to_date(self, sequence: Sequence, delta: SequenceDelta, max_rows: int) -> bool:
         """Apply the delta to the sequence that `find` has found, and reserve room for up to max_rows of its uncomputed
         tokens. Returns False and changes nothing if there is no room."""
-        rows = self._bring_up_to_date([sequence], [delta], [max_rows], [0])
-        return bool(rows["status"][0] == READY)
+        told = [(sequence.address, delta.start, len(delta.token_ids), max_rows, 0)]
+        tokens = np.array(delta.token_ids, np.int32)
+        return self.apply([delta.seq_id], [sequence], items_of(told), tokens).num_ready == 1
 
-    def _bring_up_to_date(
-        self,
-        sequences: Sequences[Sequence | None],
-        deltas: Sequences[SequenceDelta],
-        max_rows: Sequences[int],
-        num_nodes: Sequences[int],
-    ) -> np.ndarray:
-        """ITEM [deltas]. Forgets the sequences of stale ones."""
-        told = [
-            (0 if sequence is None else sequence.address, delta.start, len(delta.token_ids), max(1, most), nodes)
-            for sequence, delta, most, nodes in zip(sequences, deltas, max_rows, num_nodes, strict=True)
-        ]
-        numbers = np.empty((len(told), len(ITEM.names or ())), np.int64)
-        numbers[:, :5] = np.array(told, np.int64).reshape(-1, 5)
-        rows: np.ndarray = numbers.view(ITEM)[:, 0]
-        tokens = np.concatenate([no_tokens(), *[delta.token_ids for delta in deltas]], dtype=np.int32)
+    def apply(
+        self, seq_ids: Sequences[int], sequences: Sequences[Sequence | None], items: np.ndarray, tokens: np.ndarray
+    ) -> TakenIn:
+        """Apply deltas to these sequences, and reserve room. items: ITEM, told by `items_of`; the rest is filled in.
+        tokens: int32, those of all deltas. Forgets the sequences of stale ones."""
         accepted, moves = np.empty(len(tokens), np.int32), np.empty((2, len(tokens)), np.int64)
-        if not judge_deltas(rows, tokens, accepted):
-            for index in np.flatnonzero(rows["status"]).tolist():
-                self._make_ready(sequences[index], deltas[index], rows[index])
-        num_moves, num_full = apply_deltas(rows, tokens, accepted, moves)
+        if not judge_deltas(items, tokens, accepted):
+            ends = items["num_tokens"].cumsum()
+            for index in np.flatnonzero(items["status"]).tolist():
+                item, end = items[index], int(ends[index])
+                self._make_ready(seq_ids[index], sequences[index], tokens[end - int(item["num_tokens"]) : end], item)
+        num_moves, num_full, *counts = apply_deltas(items, tokens, accepted, moves)
         if num_moves and self._kv.num_slots:
             self._kv.move(moves[:, :num_moves])
         if num_full:
-            self.publish(sequences, rows)
-        return rows
+            self.publish(sequences, items)
+        return TakenIn(sequences, items, *counts)
 
-    def _make_ready(self, sequence: Sequence | None, delta: SequenceDelta, row: np.void) -> None:
+    def _make_ready(self, seq_id: int, sequence: Sequence | None, token_ids: np.ndarray, item: np.void) -> None:
         """Let the sequence have what it lacks. Without room, or if it is stale, its status says so."""
-        if row["status"] == STALE or sequence is None:
-            self.forget(delta.seq_id)
+        if item["status"] == STALE or sequence is None:
+            self.forget(seq_id)
             return
-        max_rows, num_nodes = int(row["max_rows"]), int(row["num_nodes"])
-        is_new = row["status"] == NEW
+        max_rows, num_nodes = int(item["max_rows"]), int(item["num_nodes"])
+        is_new = item["status"] == NEW
         if is_new:
-            sequence.extend(delta.token_ids)
+            sequence.extend(token_ids)
             sequence.reuse_prefix()
             known, count = sequence.length, min(sequence.num_pending, max_rows)
             is_last = count == sequence.num_pending
         else:
-            known, count, is_last = sequence.length + len(delta.token_ids), int(row["count"]), bool(row["is_last"])
-        if not sequence.reserve(sequence.num_computed + count):
-            row["status"] = STARVED
-            if is_new:
-                sequence.free()
-            return
-        if is_last:
+            known, count, is_last = sequence.length + len(token_ids), int(item["count"]), bool(item["is_last"])
+        needed = sequence.num_computed + count
+        if not sequence.reserve(known + num_nodes if is_last else needed):
+            if not sequence.reserve(needed):
+                item["status"] = STARVED
+                if is_new:
+                    sequence.free()
+                return
             sequence.reserve_most(known + num_nodes)
         sequence.make_room(known - sequence.length, num_nodes)
-        self._sequences[delta.seq_id] = sequence
-        row["status"] = READY
+        self._sequences[seq_id] = sequence
+        item["status"] = READY
 
-    def publish(self, sequences: Sequences[Sequence | None], rows: np.ndarray) -> None:
-        """Share the full blocks of ready sequences. rows: ITEM, of the sequences."""
-        for index in np.flatnonzero(rows["has_full_blocks"]).tolist():
+    def publish(self, sequences: Sequences[Sequence | None], items: np.ndarray) -> None:
+        """Share the full blocks of ready sequences. items: ITEM, of the sequences."""
+        for index in np.flatnonzero(items["has_full_blocks"]).tolist():
             sequence = sequences[index]
             assert sequence is not None
             sequence.publish()

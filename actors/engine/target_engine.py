@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -13,29 +11,30 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs
-from actors.engine.batch import SequenceRows, trees_of
+from actors.engine.batch import SequenceRows
+from actors.engine.begun_round import BegunRound, told, verdicts_of
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
-from actors.engine.draft_trees import Trees, logit_places, tree_paths, valid_trees
-from actors.engine.draws import Draws, Emitted
+from actors.engine.draft_trees import Trees, joined, valid_trees
+from actors.engine.draws import Draws
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.host_rounds import HostRounds
 from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
-from actors.engine.round_clock import RoundClock
-from actors.engine.round_items import READY, STALE, STARVED, record_forward
+from actors.engine.planned_round import PlannedRound, planned
+from actors.engine.prepared_round import PreparedRound, next_round, prepare
+from actors.engine.rejections import rejecting, with_rejections
+from actors.engine.round_clock import RoundClock, seconds_between
+from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
-from actors.engine.sequence import Sequence
-from actors.engine.sequence_table import SequenceTable, distinct
-from actors.messages import Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult, no_tokens
-from actors.sampling.rows import Paths, RowSampling, rows_for
-from actors.sampling.verification import verify_rejections
+from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
+from actors.messages import VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
 
 logger = logging.getLogger(__name__)
 
-_NO_TOKENS = no_tokens()
+_NO_DRAFT = DraftTree.empty()
 _MOST_RECORDED_DRAFTS = 32
 
 
@@ -46,17 +45,6 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
     rows: SequenceRows
     first_row: int
     emits: bool
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """Results of a round before they become a `VerifyResult`."""
-
-    verdicts: list[Verdict] = field(default_factory=list)
-    successors: Successors | None = None
-    drafted_seq_ids: list[int] = field(default_factory=list)
-    drafts: list[DraftTree] = field(default_factory=list)
-    head_s: float = 0.0
 
 
 class TargetEngine:
@@ -102,147 +90,154 @@ class TargetEngine:
     def num_sequences(self) -> int:
         return len(self._table)
 
-    @torch.inference_mode()
     def verify(self, batch: VerifyBatch) -> VerifyResult:
         """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`."""
+        begun = self.begin(batch)
+        self.settle(begun)
+        return self.result(begun)
+
+    def begin(self, batch: VerifyBatch) -> BegunRound:
+        """Take in the deltas of a round and launch it. Every round that has begun must be settled before the next."""
         started = self._clock.mark()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
         items = distinct(batch.items)
-        drafts, trees = self._usable_trees(items)
-        sequences, taken = self._table.take_in(items, [len(tree.token_ids) for tree in drafts])
-        parts = _parts_of(items, sequences, drafts, taken)
-        ready, left_out = taken, []
-        if len(parts) < len(items):
-            ready = taken[taken["status"] == READY]
-            left_out = [(item.delta.seq_id, status) for item, status in zip(items, taken["status"], strict=True)]
-        num_nodes = sum([len(part.rows.tree_tokens) for part in parts])
-        if trees is None or len(parts) < len(items) or num_nodes < len(trees.tokens):
-            trees = trees_of([part.rows for part in parts])
-        outcome = self._run_round(parts, trees, ready, batch.num_successors) if parts else _Outcome()
+        begun = BegunRound(batch.round_id, started, batch.finished, [item.delta.seq_id for item in items], items)
+        if items:
+            num_nodes, trees = self._usable_trees(items)
+            self._launch(begun, self._table.take_in(items, num_nodes), trees, batch.num_successors)
+        return begun
+
+    def prepare(self, ahead: VerifyAhead, begun: BegunRound) -> PreparedRound | None:
+        """Make ready a round that was sent ahead, while the device computes the round before it. None: it does not
+        follow that round, or its trees have to be checked one by one."""
+        if begun.round is None or ahead.after != begun.round_id or begun.rejecting:
+            return None
+        trees = [item.tree for item in ahead.items if item.tree is not None]
+        if valid_trees(trees, self.vocab_size)[1] is None or any(tree.probs is not None for tree in trees):
+            return None
+        return prepare(ahead, begun.round)
+
+    def follow(self, prepared: PreparedRound, settled: BegunRound) -> BegunRound | None:
+        """Launch a prepared round after the outcome of the round before it; None: it is declined. The same as `begin`
+        with the batch that `actors.round_ahead.pick` makes."""
+        started = self._clock.mark()
+        assert settled.emitted is not None
+        ahead, asked = prepared.ahead, next_round(prepared, settled.emitted)
+        if asked is None:
+            return None
+        for seq_id in ahead.finished:
+            self._table.forget(seq_id)
+        seq_ids = [sequence.seq_id for sequence in prepared.sequences]
+        begun = BegunRound(ahead.round_id, started, ahead.finished, seq_ids, [])
+        sequences = [self._table.get(seq_id) for seq_id in begun.seq_ids]
+        if sequences != prepared.sequences:  # some were dropped meanwhile
+            asked.items["sequence"] = [0 if sequence is None else sequence.address for sequence in sequences]
+        taken = self._table.apply(begun.seq_ids, sequences, asked.items, asked.tokens)
+        self._launch(begun, taken, asked.trees, ahead.num_successors)
+        return begun
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the host has time while a round is computed, and rounds that are sent ahead are prepared in it."""
+        return self._clock.is_of_device and self._num_ranks == 1 and not self.has_head
+
+    def is_computing(self, begun: BegunRound) -> bool:
+        """Whether the device has still to do some of a round's launches."""
+        return not (isinstance(begun.launched, float) or begun.launched.query())
+
+    def _launch(self, begun: BegunRound, taken: TakenIn, trees: Trees, num_successors: int) -> None:
+        """trees: of all sequences of `taken`."""
+        if taken.num_ready < len(begun.seq_ids):
+            begun.statuses = taken.items["status"].tolist()
+        if not taken.num_ready:
+            return
+        round = begun.round = planned(taken, trees)
+        if self.eagle_head is not None:
+            self.eagle_head.computed(np.concatenate([_slots(rows) for rows in round.parts()]))
+            if any(item.head_nodes >= 0 for item in begun.ready):
+                self.eagle_head.tap.open()
+        if begun.asked and True in [sequence.draws_from_probs for sequence in round.sequences]:
+            begun.rejecting = rejecting(round, begun.ready)
+        draws = None
+        # Every rank's head needs the round's tokens.
+        if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
+            draws = Draws(num_successors, keeps_logits=bool(begun.rejecting))
+        begun.computing = self._rounds.begin(round, draws)
+        begun.launched = self._clock.mark()
+
+    def settle(self, begun: BegunRound) -> None:
+        """Wait for the outcome of the round that has begun last, and record it."""
+        round = begun.round
+        if round is not None:
+            begun.emitted, begun.computing = self._rounds.read(begun.computing), None
+            if begun.rejecting and begun.emitted is not None:
+                begun.emitted = with_rejections(begun.emitted, round, begun.ready, begun.rejecting)
+            if self.eagle_head is not None:
+                self._draft(self.eagle_head, begun, round)
+            if record_forward(round.items, round.trees.tokens, round.trees.parents):
+                self._table.publish(round.sequences, round.items)
+        begun.num_free = self.pool.num_free
+        begun.ended = self._clock.mark()
+
+    def result(self, begun: BegunRound) -> VerifyResult:
+        """What a settled round says."""
+        verdicts = [] if begun.round is None else verdicts_of(begun.round, begun.emitted)
         return VerifyResult(
-            round_id=batch.round_id,
-            verdicts=outcome.verdicts,
-            stale_seq_ids=[seq_id for seq_id, status in left_out if status == STALE],
-            starved_seq_ids=[seq_id for seq_id, status in left_out if status == STARVED],
-            free_blocks=self.pool.num_free,
+            round_id=begun.round_id,
+            verdicts=verdicts,
+            stale_seq_ids=begun.left_out(STALE),
+            starved_seq_ids=begun.left_out(STARVED),
+            free_blocks=begun.num_free,
             total_blocks=self.pool.num_blocks,
-            rows=sum([part.rows.num_rows for part in parts]),
-            elapsed_s=self._clock.seconds_since(started) - outcome.head_s,
-            successors=outcome.successors,
-            drafted_seq_ids=outcome.drafted_seq_ids,
-            drafts=outcome.drafts,
-            head_s=outcome.head_s,
+            rows=sum([verdict.rows for verdict in verdicts]),
+            elapsed_s=seconds_between(begun.started, begun.ended) - begun.head_s,
+            successors=None if begun.emitted is None else begun.emitted.successors,
+            drafted_seq_ids=begun.drafted_seq_ids,
+            drafts=begun.drafts,
+            head_s=begun.head_s,
         )
 
-    def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[DraftTree], Trees | None]:
-        """The tree of each item, an empty one where it cannot be verified; and the trees joined, if that is known."""
-        drafts = [item.tree for item in items]
+    def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[int], Trees]:
+        """The number of draft nodes of each item, 0 where its tree cannot be verified; and the trees, joined."""
+        drafts = [_NO_DRAFT if item.draft is None else item.draft for item in items]
         are_valid, trees = valid_trees(drafts, self.vocab_size)
         for index, tree in enumerate(drafts):
             if tree.probs is not None and are_valid[index]:
                 begin = self._table.begin_of(items[index])
                 is_rejection = begin is not None and begin.sampling.acceptance == "rejection"
                 are_valid[index] = not is_rejection or _fits_chain(tree.probs, tree)
-        if all(are_valid):
-            return drafts, trees
-        return [tree if is_valid else DraftTree.empty() for tree, is_valid in zip(drafts, are_valid, strict=True)], None
+        if trees is None or not all(are_valid):
+            drafts = [tree if is_valid else _NO_DRAFT for tree, is_valid in zip(drafts, are_valid, strict=True)]
+            trees = joined([tree.token_ids for tree in drafts], [tree.parents for tree in drafts])
+        return [len(tree.token_ids) for tree in drafts], trees
 
-    def _run_round(self, parts: Sequences[_Part], trees: Trees, ready: np.ndarray, num_successors: int) -> _Outcome:
-        """trees: of all parts. ready: ITEM, of each part."""
-        emitting = [part for part in parts if part.emits]
-        if self.eagle_head is not None:
-            self.eagle_head.computed(np.concatenate([_slots(part.rows) for part in parts]))
-            if any(part.item.head_nodes >= 0 for part in parts):
-                self.eagle_head.tap.open()
-        wanted = [1 + len(part.rows.tree_tokens) if part.emits else 0 for part in parts]
-        draws = self._draws(emitting, trees, num_successors)
-        emitted = self._rounds.run([part.rows for part in parts], wanted, draws)
-        outcome, outcomes = _Outcome(), {}
-        if draws is not None and emitted is not None:
-            outcomes = self._outcomes(emitting, draws, emitted)
-            outcome.successors = emitted.successors
-        if self.eagle_head is not None:
-            self._draft(self.eagle_head, parts, outcomes, outcome)
-        if record_forward(ready, trees.tokens, trees.parents):
-            self._table.publish([part.rows.sequence for part in parts], ready)
-        for part, num_computed in zip(parts, ready["num_computed"].tolist(), strict=True):
-            rows, sequence = part.rows, part.rows.sequence
-            next_token, path = outcomes.get(sequence.seq_id, (-1, _NO_TOKENS))
-            outcome.verdicts.append(
-                Verdict(
-                    seq_id=sequence.seq_id,
-                    num_computed=num_computed,
-                    rows=rows.num_rows,
-                    next_token=next_token,
-                    path=path,
-                    num_cached=sequence.num_cached,
-                    num_nodes=len(rows.tree_tokens),
-                )
-            )
-        return outcome
-
-    def _draft(
-        self,
-        head: HiddenStateDrafter,
-        parts: Sequences[_Part],
-        outcomes: dict[int, tuple[int, np.ndarray]],
-        outcome: _Outcome,
-    ) -> None:
+    @torch.inference_mode()
+    def _draft(self, head: HiddenStateDrafter, begun: BegunRound, round: PlannedRound) -> None:
         """Let the head read the committed rows and draft after them. If it fails, its drafts are missing; of several
         ranks, which exchange what it computes, all fail."""
-        seen = [part for part in parts if part.item.head_nodes >= 0]
+        parts = _parts_of(round, begun.ready)
+        next_tokens, paths = told(round, begun.emitted)
+        seen = [place for place, part in enumerate(parts) if part.item.head_nodes >= 0]
         if not seen:
             return
         started = self._clock.mark()
         try:
-            asked = [_head_rows(part, outcomes.get(part.rows.sequence.seq_id)) for part in seen]
-            for part, rows, tree in zip(seen, asked, head.propose(asked), strict=True):
+            asked = [
+                _head_rows(parts[place], (next_tokens[place], paths[place]) if next_tokens[place] >= 0 else None)
+                for place in seen
+            ]
+            for place, rows, tree in zip(seen, asked, head.propose(asked), strict=True):
                 if rows.max_nodes > 0:
-                    outcome.drafted_seq_ids.append(part.rows.sequence.seq_id)
-                    outcome.drafts.append(tree)
+                    begun.drafted_seq_ids.append(parts[place].rows.sequence.seq_id)
+                    begun.drafts.append(tree)
         except Exception:
             if self._num_ranks > 1:
                 raise
             if not self._eagle_head_has_failed:
                 self._eagle_head_has_failed = True
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
-        outcome.head_s = self._clock.seconds_since(started)
-
-    def _draws(self, emitting: Sequences[_Part], trees: Trees, num_successors: int) -> Draws | None:
-        """None where nothing is drawn. trees: of all parts; those that do not emit have no nodes."""
-        # Every rank's head needs the round's tokens.
-        if not emitting or not (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head):
-            return None
-        if len(emitting) < len(trees.offsets) - 1:
-            trees = trees_of([part.rows for part in emitting])
-        keeps_logits = any(map(_is_rejection, emitting))
-        sampling = _row_sampling(emitting, trees, self._rounds.rows_for)
-        return Draws(trees, sampling, num_successors, keeps_logits)
-
-    def _outcomes(
-        self, emitting: Sequences[_Part], draws: Draws, emitted: Emitted
-    ) -> dict[int, tuple[int, np.ndarray]]:
-        """Next token and accepted path by sequence."""
-        outcomes = {}
-        offsets = draws.trees.offsets
-        for index, (part, next_token, path) in enumerate(
-            zip(emitting, emitted.next_tokens, emitted.paths, strict=True)
-        ):
-            sequence = part.rows.sequence
-            outcomes[sequence.seq_id] = (next_token, path)
-            if emitted.logits is not None and _is_rejection(part):
-                rows = slice(offsets[index] + index, offsets[index + 1] + index + 1)
-                outcomes[sequence.seq_id] = self._accept_by_rejection(part, emitted.logits[rows])
-        return outcomes
-
-    def _accept_by_rejection(self, part: _Part, logits: torch.Tensor) -> tuple[int, np.ndarray]:
-        assert part.item.tree.probs is not None
-        tokens = part.rows.tree_tokens
-        probs = part.item.tree.probs.first(len(tokens))
-        sampling = _row_sampling([part], trees_of([part.rows]), rows_for)
-        accepted, next_tokens = verify_rejections(logits, sampling, [tokens], [probs])
-        return int(next_tokens[0]), np.arange(accepted[0], dtype=np.int32)
+        begun.head_s = self._clock.seconds_since(started)
 
     answer = verify  # the name that every worker's engine has
 
@@ -253,22 +248,13 @@ class TargetEngine:
         self._table.clear()
 
 
-def _parts_of(
-    items: Sequences[VerifyItem], sequences: Sequences[Sequence | None], trees: Sequences[DraftTree], taken: np.ndarray
-) -> list[_Part]:
-    """Those that are ready. A tree before the last token is computed is left out. One without enough room is cut to its
-    first nodes: under rejection the choice must not depend on the tokens."""
+def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:
+    """items: of the ready sequences."""
     parts = []
     first_row = 0
-    fields = (taken[name].tolist() for name in ("status", "count", "is_last", "num_nodes"))
-    for item, sequence, tree, status, count, is_last, num_nodes in zip(items, sequences, trees, *fields, strict=True):
-        if status != READY:
-            continue
-        assert sequence is not None
-        kept = tree.first(num_nodes)
-        rows = SequenceRows(sequence, count, kept.token_ids, kept.parents)
+    for item, rows, is_last in zip(items, round.parts(), round.items["is_last"].tolist(), strict=True):
         parts.append(_Part(item, rows, first_row, bool(is_last)))
-        first_row += count + num_nodes
+        first_row += rows.num_rows
     return parts
 
 
@@ -300,12 +286,6 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
     )
 
 
-def _is_rejection(part: _Part) -> bool:
-    """Whether the part's draft is accepted by the rejection rule."""
-    rows = part.rows
-    return rows.sequence.draws_from_probs and part.item.tree.probs is not None and len(rows.tree_tokens) > 0
-
-
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
     """Whether the tree is a chain with a draft distribution for each node, as the rejection rule needs."""
     count = len(tree) * probs.k
@@ -317,15 +297,3 @@ def _slots(rows: SequenceRows) -> np.ndarray:
     """Slots of the rows' keys and values, int64."""
     begin = rows.sequence.num_computed
     return rows.sequence.slots(begin, begin + rows.num_rows)
-
-
-def _row_sampling(parts: Sequences[_Part], trees: Trees, rows_for: Callable[..., RowSampling]) -> RowSampling:
-    """Sampling of each logit row: a root row gives the token at index `length`, a node of depth d that at
-    `length` + d."""
-    samplings = [part.rows.sequence.sampling for part in parts]
-    lengths = np.array([part.rows.sequence.length for part in parts])
-    row_sequence, positions = logit_places(trees.parents, trees.offsets, lengths)
-    paths = None
-    if any(sampling.uses_history for sampling in samplings):
-        paths = Paths(*tree_paths(*trees))
-    return rows_for(samplings, row_sequence, positions, paths)

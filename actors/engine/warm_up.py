@@ -7,7 +7,15 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.engine.options import RoundLimits
 from actors.engine.target_engine import TargetEngine
-from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.messages import (
+    AheadItem,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyItem,
+)
 
 _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve is extrapolated
 # Uses every step of sampling: kernels are compiled when the first row needs them.
@@ -19,8 +27,8 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     """Run a few forwards; (rows, seconds) of a forward by its rows, in a context of one token.
 
     To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. The
-    first round samples two sequences with draft trees, because the first of its kind compiles kernels. The engine holds
-    no sequence before or after.
+    first round samples two sequences with draft trees, because the first of its kind compiles kernels, as the first one
+    does that was sent ahead. The engine holds no sequence before or after.
     """
     prompt = np.ones(2, dtype=np.int32)
     sampled = SequenceStart(_SAMPLING, len(prompt), "warm-up")
@@ -28,6 +36,8 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
         VerifyItem(SequenceDelta(seq_id, 0, prompt), len(prompt), _flat_tree(2), begin=sampled) for seq_id in (1, 2)
     ]
     engine.verify(VerifyBatch(0, items))
+    if engine.overlaps:
+        _follow_once(engine, items[0])
     engine.verify(VerifyBatch(0, [], [1, 2]))
     room = min(engine.vocab_size, engine.options.num_blocks * engine.options.block_size - 1)
     # The largest first: recorded launches share memory, and smaller ones fit into that of larger ones.
@@ -80,6 +90,16 @@ def _flat_tree(count: int) -> DraftTree:
         parents=np.full(count, -1, dtype=np.int32),
         confidence=np.zeros(count, dtype=np.float32),
     )
+
+
+def _follow_once(engine: TargetEngine, item: VerifyItem) -> None:
+    """Run a round, and one after it that was sent ahead."""
+    begun = engine.begin(VerifyBatch(0, [item]))
+    prepared = engine.prepare(VerifyAhead(1, 0, [AheadItem(item.delta.seq_id, None, 0)]), begun)
+    engine.settle(begun)
+    following = None if prepared is None else engine.follow(prepared, begun)
+    if following is not None:
+        engine.settle(following)
 
 
 def _fastest(engine: TargetEngine, rows: int) -> float:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 
 import numpy as np
 import torch
 from numba import carray, njit
 
-from actors.records import addresses_of, pointer
-from actors.sampling.rows import Paths, RowSampling, rows_for
-from actors.sampling.sequence_sampling import SequenceSampling, sampling_at
+from actors.records import pointer
+from actors.sampling.sequence_sampling import sampling_at
 
 _FIRST_CAPACITY = 1 << 16  # adjustments, of 16 bytes
 _WORDS = 2  # int64 words of an adjustment
+_NO_UPDATES = np.empty(0, np.int64), np.empty((0, _WORDS), np.int64)
 _numbers = count(1)
 
 
@@ -22,7 +21,7 @@ class AdjustmentTable:
     """Each sequence has a part of one tensor. When that is full, all parts are given up, and sequences get new ones as
     they are asked for.
 
-    A round calls `rows_for`, sends `updates`, and `confirm`s when the device has them. What was not confirmed is sent
+    A round calls `assign`, sends `updates`, and `confirm`s when the device has them. What was not confirmed is sent
     again, with everything else.
     """
 
@@ -40,40 +39,37 @@ class AdjustmentTable:
     def _forget(self) -> None:
         self._number = next(_numbers)  # by which a sequence knows whether its part is still its own
         self._used = 0
-        self.updates = np.empty(0, np.int64), np.empty((0, _WORDS), np.int64)  # places in the tensor, and contents
+        # int64 [n] places in the tensor, and contents, [n, _WORDS]; those of padding go to the last place
+        self.updates = _NO_UPDATES
 
-    def rows_for(
-        self,
-        sequences: Sequence[SequenceSampling],
-        row_sequence: np.ndarray,
-        positions: np.ndarray,
-        paths: Paths | None = None,
-    ) -> RowSampling:
-        """As `rows.rows_for`; what rows of a sequence share is in the table."""
+    def assign(self, addresses: np.ndarray) -> None:
+        """Give each sequence its part, and find the updates. addresses: int64 [S], of those with adjustments."""
         if len(self.updates[0]):
             self._forget()  # the round that should have sent them has failed
-        if any(sequence.adjusts for sequence in sequences):
-            addresses = addresses_of(sequences)
-            used, num_updates, needed = _assign_parts(addresses, self._number, self._used, self.capacity)
-            if used < 0:
-                self._forget()
-                if needed > self.capacity:
-                    self.generation += 1
-                    self._allocate(1 << int(2 * needed - 1).bit_length())
-                used, num_updates, _ = _assign_parts(addresses, self._number, 0, self.capacity)
-            self._used = used
-            places, contents = np.empty(num_updates, np.int64), np.empty((num_updates, _WORDS), np.int64)
-            num_updates = _collect(addresses, places, contents)
-            self.updates = places[:num_updates], contents[:num_updates]
-        return rows_for(sequences, row_sequence, positions, paths, is_in_table=True)
+        if not len(addresses):
+            return
+        used, num_updates, needed = _assign_parts(addresses, self._number, self._used, self.capacity)
+        if used < 0:
+            self._forget()
+            if needed > self.capacity:
+                self.generation += 1
+                self._allocate(1 << int(2 * needed - 1).bit_length())
+            used, num_updates, _ = _assign_parts(addresses, self._number, 0, self.capacity)
+        self._used = used
+        if not num_updates:
+            return
+        size = 1 << (num_updates - 1).bit_length()  # few different ones
+        places, contents = np.empty(size, np.int64), np.zeros((size, _WORDS), np.int64)
+        places[_collect(addresses, places, contents) :] = self.capacity
+        self.updates = places, contents
 
     def write(self, places: torch.Tensor, contents: torch.Tensor) -> None:
-        """Write updates that are on the device; those of padding have the place `capacity`."""
+        """Write updates that are on the device."""
         self.tensor.index_copy_(0, places, contents)
 
     def confirm(self) -> None:
         """The device has the updates."""
-        self.updates = self.updates[0][:0], self.updates[1][:0]
+        self.updates = _NO_UPDATES
 
 
 @njit(cache=True, nogil=True)

@@ -14,7 +14,7 @@ from actors.sampling.sequence_sampling import ADJUSTMENT
 NUM_BINS = 2048  # of a row's histogram over the distance from the best score
 _FIRST_SLOTS, _FIRST_ADJUSTMENTS = 8, 1024
 MAX_CANDIDATES = 4096  # columns of one bin that are kept aside; with more the whole row is read again
-_ROW_WORDS, _ADJUSTMENT_WORDS = ROW.itemsize // 8, ADJUSTMENT.itemsize // 8
+ROW_WORDS, _ADJUSTMENT_WORDS = ROW.itemsize // 8, ADJUSTMENT.itemsize // 8
 
 
 class PackedSampling(NamedTuple):
@@ -51,14 +51,32 @@ def pack_sampling(
         adjustments = adjustments.copy()
         adjustments["token"] = columns_of(rows.adjustments["token"], num_columns, token_ids)
     packed = np.empty(size, ROW)
-    num_slots, truncates = _fill(packed, rows.records)
+    packed[: len(rows)] = rows.records
+    num_slots, truncates = complete_rows(packed, len(rows))
     return PackedSampling(
         rows=packed.view(np.int64),
         adjustments=adjustments.view(np.int64),
-        num_words=size * _ROW_WORDS + _tier(len(adjustments), _FIRST_ADJUSTMENTS) * _ADJUSTMENT_WORDS,
-        num_slots=min(size, _tier(num_slots, _FIRST_SLOTS)),
+        num_words=words_of(size, len(adjustments)),
+        num_slots=slots_of(size, num_slots),
         truncates=truncates,
     )
+
+
+def words_of(num_rows: int, num_adjustments: int) -> int:
+    """int64 words of so many rows, with padding of their adjustments."""
+    return num_rows * ROW_WORDS + _tier(num_adjustments, _FIRST_ADJUSTMENTS) * _ADJUSTMENT_WORDS
+
+
+def slots_of(num_rows: int, num_adjusted: int) -> int:
+    """Slots for the adjusted ones of so many rows, with padding."""
+    return min(num_rows, _tier(num_adjusted, _FIRST_SLOTS))
+
+
+def sampling_in(words: np.ndarray, num_rows: int, size: int, num_adjustments: int) -> RowSampling:
+    """What is packed in words, int64: num_rows rows, with padding `size`, then as many adjustments."""
+    rows = words[: num_rows * ROW_WORDS].view(ROW)
+    adjustments = words[size * ROW_WORDS :][: num_adjustments * _ADJUSTMENT_WORDS].view(ADJUSTMENT)
+    return RowSampling(rows, adjustments)
 
 
 def _tier(count: int, first: int) -> int:
@@ -77,21 +95,19 @@ def word_of(field: str) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _fill(packed, rows):  # type: ignore[no-untyped-def]
-    """Fill ROW [R] with rows and then rows of argmax, and give a slot to each that has adjustments. Returns the number
-    of slots, and whether a row truncates."""
+def complete_rows(packed, num_rows):  # type: ignore[no-untyped-def]
+    """Fill ROW [R] behind its first num_rows rows with rows of argmax, and give a slot to each row that has
+    adjustments. Returns the number of slots, and whether a row truncates."""
     num_slots, truncates = 0, False
     for row in range(len(packed)):
         record = packed[row]
-        if row >= len(rows):
+        record.slot = -1
+        if row >= num_rows:
             record.seed = record.position = record.top_k = 0
             record.top_p, record.temperature, record.min_log_ratio = 1.0, 1.0, -np.inf
             record.flags = record.begin = record.end = record.own_begin = record.own_end = 0
-            record.slot = -1
             continue
-        packed[row] = rows[row]
         truncates = truncates or record.flags & TRUNCATES != 0
-        record.slot = -1
         if record.end > record.begin or record.own_end > record.own_begin:
             record.slot = num_slots
             num_slots += 1

@@ -123,9 +123,9 @@ def rows_for(
         raise ValueError(f"paths has {len(paths.offsets) - 1} entries; it must have one per row, {num_rows}")
     records = np.empty(num_rows, ROW)
     addresses = addresses_of(sequences)
-    ranges, room = _shared_ranges(addresses, is_in_table)
+    ranges, room = shared_ranges(addresses, is_in_table)
     adjustments = np.empty(room + len(paths.tokens), ADJUSTMENT)
-    used = _fill(
+    used = fill_records(
         addresses,
         ranges,
         is_in_table,
@@ -149,7 +149,7 @@ def _joined(paths: Sequence[np.ndarray]) -> Paths:
 
 
 @njit(cache=True, nogil=True)
-def _shared_ranges(addresses, is_in_table):  # type: ignore[no-untyped-def]
+def shared_ranges(addresses, is_in_table):  # type: ignore[no-untyped-def]
     """Where the adjustments of each sequence begin and end, int32 [S, 2], and how many go with the rows."""
     ranges, end = np.empty((len(addresses), 2), np.int32), 0
     for s in range(len(addresses)):
@@ -165,8 +165,10 @@ def _shared_ranges(addresses, is_in_table):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _fill(addresses, ranges, is_in_table, row_sequence, positions, path_tokens, path_offsets, records, adjustments):  # type: ignore[no-untyped-def]
-    """Fill records and adjustments; the number of the latter."""
+def fill_records(  # type: ignore[no-untyped-def]
+    addresses, ranges, is_in_table, row_sequence, positions, path_tokens, path_offsets, records, adjustments
+):
+    """Fill records and adjustments; the number of the latter. Arguments as of `rows_for`; ranges: `shared_ranges`."""
     used = 0
     for s in range(0 if is_in_table else len(addresses)):
         if ranges[s, 1] > used:

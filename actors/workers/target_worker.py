@@ -81,7 +81,7 @@ class TargetWorker:
             self._thread = threading.Thread(target=self._follow, name=f"target rank {self._rank}", daemon=True)
         else:
             self.server = LinkServer(LinkKeys.generate(), [], host)
-            engine: Engine = self._engine
+            engine: Engine = self._engine  # type: ignore[assignment]
             keep_alive = None
             if isinstance(self._ring, RingWriter):
                 self._leading = LeadingRank(self._engine, self._ring)

@@ -22,6 +22,7 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.round_ahead import is_carried_out, pick, warm_up
+from actors.workers.overlapped_rounds import Begun, OverlappedRounds
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +114,22 @@ class WorkerLoop:
         self._work_ahead = work_ahead
         self._idle = IdleSequences()
         self._last_rounds = LastRounds()
+        self._stopped = threading.Event()
+        self._overlapped: OverlappedRounds | None = None
+        if getattr(engine, "overlaps", False):
+            self._overlapped = OverlappedRounds(
+                engine,  # type: ignore[arg-type]
+                server.recv,
+                self._send_result,
+                self._fail,
+                self._stopped.is_set,
+            )
         if info.role == "target":
             warm_up()
         self._batch_type = VerifyBatch if info.role == "target" else DraftBatch
         self._turned_at: float | None = None
         self._busy_since: float | None = None
         self._busy_before_s = 0.0  # in batches that are done
-        self._stopped = threading.Event()
 
     @property
     def busy_s(self) -> float:
@@ -146,11 +156,12 @@ class WorkerLoop:
         has_more = False  # work ahead
         while not self._stopped.is_set():
             self._turned_at = time.monotonic()
-            received = self._server.recv(0.0 if has_more else _POLL_S)
+            received = self._next(0.0 if has_more else _POLL_S)
             if received is not None:
                 peer, message = received
-                answer = self._answer(peer, message)
-                if answer is not None:
+                if self._overlapped is not None and isinstance(message, VerifyBatch | VerifyAhead):
+                    self._run_overlapped(self._overlapped, peer, message)
+                elif (answer := self._answer(peer, message)) is not None:
                     self._send(peer, answer)
                 has_more = self._work_ahead is not None
             elif has_more and self._work_ahead is not None:
@@ -163,6 +174,42 @@ class WorkerLoop:
                 empty = VerifyBatch(0, [], forgotten) if self._batch_type is VerifyBatch else None
                 self._engine.answer(empty or DraftBatch(0, [], forgotten))
         self._turned_at = None
+
+    def _next(self, timeout_s: float) -> tuple[Peer, Message] | None:
+        if self._overlapped is not None and self._overlapped.waiting:
+            return self._overlapped.waiting.popleft()
+        return self._server.recv(timeout_s)
+
+    def _run_overlapped(self, rounds: OverlappedRounds, peer: Peer, message: VerifyBatch | VerifyAhead) -> None:
+        def ended(begun: Begun) -> None:
+            self._end_batch()
+            self._turned_at = self._busy_since = time.monotonic()
+            # Noted after the round, so that a long one does not make its own sequences idle.
+            self._idle.note(begun.seq_ids, begun.finished, self._turned_at)
+
+        self._busy_since = time.monotonic()
+        try:
+            rounds.run(peer, message, ended)
+        finally:
+            self._end_batch()
+
+    def _send_result(self, peer: Peer, result: Message) -> None:
+        self.num_batches += isinstance(result, VerifyResult) and not result.is_declined
+        self._send(peer, result)
+
+    def _end_batch(self) -> None:
+        self._busy_before_s += self.busy_s
+        self._busy_since = None
+
+    def _fail(self, peer: Peer, round_id: int, error: Exception) -> None:
+        """Answer that a round has failed. The engine may have stopped half-way: drop everything, so that no wrong KV
+        survives."""
+        logger.error("round %d failed", round_id, exc_info=error)
+        self._engine.clear()
+        self._last_rounds.clear()
+        if self._overlapped is not None:
+            self._overlapped.clear()
+        self._send(peer, Failure(round_id, type(error).__name__))
 
     def _answer(self, peer: Peer, message: Message) -> Message | None:
         if isinstance(message, Hello):
@@ -181,14 +228,10 @@ class WorkerLoop:
         except EngineBroken:
             raise
         except Exception as error:
-            # The engine may have stopped half-way: drop everything, so that no wrong KV survives.
-            logger.exception("round %d failed", message.round_id)
-            self._engine.clear()
-            self._last_rounds.clear()
-            return Failure(message.round_id, type(error).__name__)
+            self._fail(peer, message.round_id, error)
+            return None
         finally:
-            self._busy_before_s += self.busy_s
-            self._busy_since = None
+            self._end_batch()
             # Noted after the round, so that a long one does not make its own sequences idle.
             self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         self.num_batches += 1

@@ -13,7 +13,7 @@ _LEAST_WAIT_SHARE = 0.03  # of a round
 _DECAY = 0.98  # factor on a rate's sums with each round
 _BURST = 24  # rounds of a try; the first is not measured
 _KNOWN_AFTER = 16.0  # rounds that a rate needs
-_FIRST_PAUSE = 128  # rounds between tries
+_FIRST_PAUSE = 512  # rounds between tries
 _LONGEST_PAUSE = 4096
 _WAIT_WEIGHT = 0.1
 

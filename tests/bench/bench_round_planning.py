@@ -4,9 +4,9 @@
 
 A real `TargetEngine` verifies trees of sequences with a long context; launches (and for `padded` attention the forward
 and the draws) give answers prepared before. Two draft nodes of each tree are accepted and one of them moves. Prints
-processor time a round in microseconds, median: the total alone, and its parts with timers around them. `triton_tree`
-lays everything out for one copy to the device, which is a copy within the host's memory here. `--against` measures
-another checkout in the same run, in turn.
+processor time a round in microseconds, median: the total alone, and its parts with timers around them; then that of
+rounds which are sent ahead, by when it is spent. `triton_tree` lays everything out for one copy to the device, which is
+a copy within the host's memory here. `--against` measures another checkout in the same run, in turn.
 """
 
 import argparse
@@ -26,10 +26,18 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from actors.draft_tree import DraftTree
-from actors.engine import device_rounds, host_rounds, model_runner, target_engine
+from actors.engine import device_rounds, host_rounds, kv_cache, model_runner, planned_round, target_engine
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
-from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.messages import (
+    AheadItem,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    VerifyAhead,
+    VerifyBatch,
+    VerifyItem,
+)
 
 BLOCK = 16
 VOCAB_SIZE = 4096
@@ -39,19 +47,20 @@ KINDS: dict[str, dict[str, float]] = {
     "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
 }
 SHAPES = [(1, 7), (8, 7), (32, 7), (32, 31)]  # sequences, nodes of each tree
+SHAPES_AHEAD = [(1, 0), (8, 0), (32, 0), *SHAPES]
 # Part of a round: the functions that do it, by module.
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "tree checks": [(target_engine, "valid_trees")],
-    "follow": [(target_engine.SequenceTable, "accepted_paths"), (target_engine.SequenceTable, "find"),
-               (target_engine.SequenceTable, "bring_up_to_date"), (target_engine.SequenceTable, "take_in")],
-    "pack": [(model_runner, "pack"), (device_rounds, "pack")],
-    "row sampling": [(target_engine, "_row_sampling")],
-    "packed sampling": [(device_rounds, "pack_sampling")],
-    "send": [(model_runner, "send_inputs")],
+    "follow": [(target_engine.SequenceTable, "take_in")],
+    "rows": [(planned_round.PlannedRound, "pack"), (device_rounds, "sizes_of"), (device_rounds, "write_round")],
+    "row sampling": [(planned_round.PlannedRound, "sampling"), (device_rounds.AdjustmentTable, "assign")],
+    "send": [(model_runner, "send_written")],
+    "moves": [(kv_cache.KvCache, "copy_slots")],
     "plan": [(model_runner, "PaddedPlan")],
-    "verdicts": [(device_rounds, "_successors"), (host_rounds, "walk_trees"), (TargetEngine, "_outcomes")],
+    "read": [(device_rounds.DeviceRounds, "read"), (host_rounds, "walk_trees")],
+    "result": [(TargetEngine, "result")],
     "rest": [(TargetEngine, "verify")],
-}  # fmt: skip
+}
 
 
 class Timers:
@@ -92,10 +101,9 @@ def timed_parts(parts: dict[str, list[tuple[Any, str]]]) -> Iterator[Timers]:
             setattr(owner, name, function)
 
 
-def as_launched(result: torch.Tensor) -> Any:
-    """What a launch of a round returns; in checkouts without `_Launched`, a pair."""
-    kind = getattr(device_rounds, "_Launched", None)
-    return (result, None) if kind is None else kind(result, result[:0], None)
+def launched(result: Any) -> Any:
+    """What a launch of a round returns."""
+    return device_rounds._Launched(result, torch.empty(0, dtype=torch.int64), None)
 
 
 def engine_of(attention: str, num_blocks: int, nodes: int) -> TargetEngine:
@@ -117,9 +125,9 @@ def engine_of(attention: str, num_blocks: int, nodes: int) -> TargetEngine:
         if key not in answers:
             walked = np.zeros((num_trees, 2 + shape.nodes), np.int64)
             walked[:, 1] = 1
-            if shape.nodes >= nodes:
+            if nodes and shape.nodes >= nodes:
                 walked[:, :4] = 2, 0, 0, 2
-            answers[key] = as_launched(torch.from_numpy(walked.reshape(-1)))
+            answers[key] = launched(torch.from_numpy(walked.reshape(-1)))
         return answers[key]
 
     logits = torch.zeros(4096, VOCAB_SIZE)
@@ -191,6 +199,52 @@ def measure(
     return found
 
 
+def guess_of(nodes: int) -> DraftTree:
+    """The tokens that come true, and `tree_of` behind them."""
+    emitted = [1, 3, 0] if nodes else [1]
+    tree = tree_of(nodes)
+    depth = len(emitted)
+    return DraftTree(
+        np.concatenate([np.array(emitted, np.int32), tree.token_ids]),
+        np.concatenate([np.arange(-1, depth - 1, dtype=np.int32), tree.parents + np.int32(depth)]),
+        np.concatenate([np.ones(depth, np.float32), tree.confidence]),
+    )
+
+
+def measure_ahead(sequences: int, nodes: int, kind: str, rounds: int = 200, context: int = 8192) -> dict[str, float]:
+    """Microseconds a round of those that are sent ahead, by when they are spent: while the device computes (`prepare`),
+    while it waits (`between`: from the outcome to the next launch), and after that launch (`result`)."""
+    warm = min(10, rounds // 2)
+    engine = engine_of("triton_tree", sequences * -(-(context + 3 * rounds + nodes + 64) // BLOCK), nodes)
+    rng = np.random.default_rng(0)
+    seq_ids = range(1, sequences + 1)
+    for seq_id in seq_ids:
+        prompt = (rng.zipf(1.3, context) % VOCAB_SIZE).astype(np.int32)
+        start = SequenceStart(SamplingParams(seq_id, **KINDS[kind]), context)
+        engine.verify(VerifyBatch(0, [VerifyItem(SequenceDelta(seq_id, 0, prompt), context, None, start)]))
+    first = [VerifyItem(SequenceDelta(seq_id, context, np.ones(1, np.int32)), 1, tree_of(nodes)) for seq_id in seq_ids]
+    begun = engine.begin(VerifyBatch(0, first))
+    spent: dict[str, list[float]] = {"prepare": [], "between": [], "result": []}
+    for number in range(1, rounds + 1):
+        guess = guess_of(nodes) if nodes else None
+        ahead = VerifyAhead(number, number - 1, [AheadItem(seq_id, guess, nodes) for seq_id in seq_ids])
+        times = [time.thread_time_ns()]
+        prepared = engine.prepare(ahead, begun)
+        times.append(time.thread_time_ns())
+        engine.settle(begun)
+        assert prepared is not None
+        following = engine.follow(prepared, begun)
+        times.append(time.thread_time_ns())
+        result = engine.result(begun)
+        times.append(time.thread_time_ns())
+        for name, took in zip(spent, np.diff(times), strict=True):
+            spent[name].append(took / 1000)
+        assert following is not None
+        assert [verdict.num_nodes for verdict in result.verdicts] == [nodes] * sequences
+        begun = following
+    return {name: float(np.median(took[warm:])) for name, took in spent.items()}
+
+
 def elsewhere(checkout: Path, case: tuple[int, int, str, str], arguments: argparse.Namespace) -> dict[str, float]:
     """`measure` with the packages of another checkout."""
     paths = f"{checkout}{os.pathsep}{checkout / 'tests' / 'support'}"
@@ -228,6 +282,17 @@ def main() -> None:
                     found = elsewhere(checkout, (sequences, nodes, kind, attention), arguments)
                     times = " | ".join(f"{found[column]:.0f}" for column in columns)
                     print(f"| {sequences} | {nodes} | {kind} | {name} | {times} |", flush=True)
+    print(
+        "\nrounds sent ahead, triton_tree: microseconds a round\n\n| sequences | nodes | | prepare | between | result |"
+    )
+    print("|" + "---|" * 6)
+    for sequences, nodes in SHAPES_AHEAD:
+        for kind in arguments.kinds:
+            found = measure_ahead(sequences, nodes, kind, arguments.rounds, arguments.context)
+            print(
+                f"| {sequences} | {nodes} | {kind} | {' | '.join(f'{took:.0f}' for took in found.values())} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

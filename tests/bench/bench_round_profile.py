@@ -23,6 +23,7 @@ import torch
 from actors.build import build_target_engine
 from actors.drafters.registry import create_drafters
 from actors.engine import host_rounds, model_runner, target_engine
+from actors.engine.planned_round import PlannedRound
 from actors.engine.sequence_table import SequenceTable
 from actors.engine.target_engine import TargetEngine
 from actors.home import paceline_home
@@ -42,10 +43,10 @@ ROUTER_STAGES = ("plan", "draft", "assemble", "commit")
 ENGINE_PARTS: dict[str, list[tuple[Any, str]]] = {
     "tree checks": [(target_engine, "valid_trees")],
     "follow": [(SequenceTable, "take_in")],
-    "pack": [(model_runner, "pack")],
+    "pack": [(PlannedRound, "pack")],
     "attention plan": [(model_runner, "PaddedPlan")],
     "forward": [(model_runner.ModelRunner, "_run")],
-    "row sampling": [(target_engine, "_row_sampling")],
+    "row sampling": [(PlannedRound, "sampling")],
     "sampling": [(host_rounds, "sample_tokens"), (host_rounds, "most_probable")],
     "walk": [(host_rounds, "walk_trees")],
     "engine's rest": [(TargetEngine, "verify"), (TargetEngine, "answer")],

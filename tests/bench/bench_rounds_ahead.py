@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from actors.drafters.registry import create_drafters
+from actors.engine.planned_round import PlannedRound
 from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
@@ -41,7 +42,7 @@ from cluster.router.core import RouterCore
 from cluster.router.run_round import RoundHooks, run_rounds
 from paceline_testing.rounds import toy_info
 from paceline_testing.toy_target import ToyTarget
-from tests.bench.bench_round_planning import as_launched, engine_of
+from tests.bench.bench_round_planning import engine_of, launched
 
 VOCAB, LONGEST, BLOCK = 997, 4096, 16
 
@@ -56,38 +57,51 @@ class Surprising(ToyTarget):
 
 class SleepingDevice:
     """An engine that plans as for an accelerator, and launches that take `seconds`. Only the text is thought up
-    meanwhile; what the engine does before and after a launch keeps the device waiting."""
+    meanwhile; what the engine does between two launches keeps the device waiting."""
+
+    overlaps = True
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._toy = Surprising(VOCAB, LONGEST, BLOCK, 1 << 20, order=1)
         self._engine = engine_of("triton_tree", 32 * -(-LONGEST // BLOCK), nodes=0)
         self._engine._runner.launch = self._launch  # type: ignore[method-assign]
-        self._batch = VerifyBatch(0, [])
+        self._ends_at = 0.0
+        self._shape = (0, 0)
+        self.begin, self.prepare, self.follow = self._engine.begin, self._engine.prepare, self._engine.follow
+        self.result, self.answer, self.clear = self._engine.result, self._engine.answer, self._engine.clear
 
-    def answer(self, batch: VerifyBatch) -> VerifyResult:
-        self._batch = batch
-        if not batch.items:
-            self._toy.verify(batch)
-        return self._engine.verify(batch)
+    def is_computing(self, begun: Any) -> bool:
+        return time.perf_counter() < self._ends_at
+
+    def settle(self, begun: Any) -> None:
+        if begun.computing is not None:
+            begun.computing.launched.result[:] = torch.from_numpy(self._walked(begun.round).reshape(-1))
+        time.sleep(max(0.0, self._ends_at - time.perf_counter()))
+        self._engine.settle(begun)
 
     def _launch(self, inputs: Any, shape: Any, launch: Any, **_: Any) -> Any:
-        until = time.perf_counter() + self._seconds
-        emitting = [verdict for verdict in self._toy.verify(self._batch).verdicts if verdict.next_token >= 0]
+        self._ends_at = time.perf_counter() + self._seconds
         if shape is None:
-            time.sleep(max(0.0, until - time.perf_counter()))
             return None
-        walked = np.zeros((len(inputs.more[3]) - 1, 2 + shape.nodes), np.int64)
-        for row, verdict in zip(walked, emitting, strict=False):
-            row[:2] = len(verdict.path), verdict.next_token
-            row[2 : 2 + len(verdict.path)] = verdict.path
-        result = torch.from_numpy(walked.reshape(-1))
-        time.sleep(max(0.0, until - time.perf_counter()))
-        return as_launched(result)
+        self._shape = len(inputs.more[3]) - 1, 2 + shape.nodes
+        return launched(torch.empty(self._shape[0] * self._shape[1], dtype=torch.int64))
 
-    def clear(self) -> None:
-        self._toy.lose_all()
-        self._engine.clear()
+    def _walked(self, round: PlannedRound) -> np.ndarray:
+        """int64 [trees, 2 + nodes]: what the text says of the trees of a round."""
+        walked = np.zeros(self._shape, np.int64)
+        tokens, parents, offsets = round.trees
+        for row, place in zip(walked, round.emitting.tolist(), strict=False):
+            text = round.sequences[place].tokens.tolist()
+            node, path = -1, []
+            for index, own in enumerate(range(offsets[place], offsets[place + 1])):
+                if parents[own] == node and tokens[own] == self._toy.next_token(text):
+                    node = index
+                    path.append(node)
+                    text.append(int(tokens[own]))
+            row[:2] = len(path), self._toy.next_token(text)
+            row[2 : 2 + len(path)] = path
+        return walked
 
 
 class NoDraftWorkers:

@@ -8,7 +8,7 @@ of router and worker the processor time that was measured for it. So a run gives
 busy or not.
 
 Idle is the share of the time in which the device computes nothing; `router` is the part of it that is not the
-engine's own planning between two rounds.
+engine's own work between two rounds.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
+from actors.workers.overlapped_rounds import LISTEN_SHARE
 from actors.workers.worker_loop import Engine, WorkerLoop
 from cluster.config import RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
@@ -66,14 +67,17 @@ A_CONTEXT_TOKEN, A_ROW = 27e-9, 4e-6
 HOP = 0.1e-3
 DRAFT_FORWARD = 0.7e-3  # of a 1B draft model
 # Processor time: of a round and of each of its sequences. The router's stages as measured with two CPU drafters, the
-# worker's as `bench_round_planning` measures them, with the pick of a round sent ahead.
+# worker's as `bench_round_planning` measures them with trees of seven nodes: a whole round; and of a round that was
+# sent ahead in time (`overlapped_rounds`) what is between the outcome and the next launch, and the result after it.
 HOST_TIMES: dict[str, tuple[float, float]] = {
     "plan": (30e-6, 2.4e-6),
     "draft": (40e-6, 26e-6),
     "assemble": (105e-6, 11.5e-6),
     "commit": (240e-6, 18e-6),
     "ahead": (150e-6, 42e-6),
-    "worker": (170e-6, 9e-6),
+    "worker": (90e-6, 6e-6),
+    "between": (77e-6, 3e-6),
+    "result": (10e-6, 0.6e-6),
 }
 
 
@@ -198,7 +202,14 @@ class Figures(NamedTuple):
 @dataclass
 class _Message:
     arrives_at: float
+    is_ahead: bool
     answer: VerifyResult | None = None
+    ends_at: float = 0.0
+    listens_until: float = 0.0  # a round that follows it is prepared if it arrives before
+
+    def overlaps(self, before: _Message) -> bool:
+        """Whether the round is prepared while the one before is computed."""
+        return self.is_ahead and self.arrives_at < before.listens_until
 
 
 @dataclass
@@ -210,22 +221,24 @@ class Simulation:
     sequences: int = 1
     free_at: float = 0.0
     busy_s: float = 0.0
-    planning_s: float = 0.0  # of the engine, while the device waits
+    planning_s: float = 0.0  # of the engine, between two rounds
     tokens: int = 0
     rounds: int = 0
     drafter: SimulatedDrafter | None = None
     draft_sent_at: dict[int, float] = field(default_factory=dict)
     _asked: deque[_Message] = field(default_factory=deque)
-    _answers_at: deque[float] = field(default_factory=deque)
+    _untold: deque[_Message] = field(default_factory=deque)  # rounds whose result the router has not got
+    _last: _Message = field(default_factory=lambda: _Message(0.0, False))
+    _last_s: float = 0.0  # of its computation
 
     def begin(self, stage: RoundStage) -> None:
         if stage == "plan":
             self._asked.clear()  # rounds that were not begun
-            self._answers_at.clear()
+            self._untold.clear()
         if stage in ("collect", "assemble", "end"):
             self.leave(self.stage)
         if stage == "commit":
-            self.now = max(self.now, self._answers_at.popleft())
+            self.now = max(self.now, self._told_at(self._untold.popleft()))
         self.stage = stage
 
     def leave(self, stage: str) -> None:
@@ -239,8 +252,9 @@ class Simulation:
 
     async def verify(self, link: AsyncLink, message: VerifyBatch | VerifyAhead) -> Any:
         self.leave("ahead" if isinstance(message, VerifyAhead) else self.stage)
-        sent = _Message(self.now + HOP)
+        sent = _Message(self.now + HOP, isinstance(message, VerifyAhead))
         self._asked.append(sent)
+        self._untold.append(sent)
         sent.answer = await link.call(message, timeout_s=60.0)
         assert isinstance(sent.answer, VerifyResult), sent.answer
         # Tasks may wake up in any order; the device computes in the order of the messages.
@@ -250,13 +264,23 @@ class Simulation:
 
     def _compute(self, sent: _Message) -> None:
         assert sent.answer is not None
-        if sent.answer.verdicts:
-            planning = host_time("worker", len(sent.answer.verdicts))
-            self.free_at = max(sent.arrives_at, self.free_at) + planning + sent.answer.elapsed_s
-            self.busy_s += sent.answer.elapsed_s
-            self.planning_s += planning
-            self.rounds += 1
-        self._answers_at.append(max(sent.arrives_at, self.free_at) + HOP)
+        sent.ends_at = max(sent.arrives_at, self.free_at)
+        if not sent.answer.verdicts:
+            return
+        planning = host_time("between" if sent.overlaps(self._last) else "worker", len(sent.answer.verdicts))
+        begins_at, seconds = sent.ends_at + planning, sent.answer.elapsed_s
+        sent.ends_at = self.free_at = begins_at + seconds
+        sent.listens_until = min(sent.ends_at, begins_at + LISTEN_SHARE * self._last_s)
+        self._last, self._last_s = sent, seconds
+        self.busy_s += seconds
+        self.planning_s += planning
+        self.rounds += 1
+
+    def _told_at(self, sent: _Message) -> float:
+        """When the router has the result of a round."""
+        is_followed = bool(self._untold) and self._untold[0].overlaps(sent)
+        launches = ("between", "result") if is_followed else ()
+        return sent.ends_at + sum(host_time(stage, self.sequences) for stage in launches) + HOP
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Callable
@@ -116,7 +117,7 @@ class Run:
             self.sent_ahead += isinstance(message, VerifyAhead)
             answer = await link.call(message, timeout_s=30.0)
             if isinstance(message, VerifyAhead):
-                self.carried_out += isinstance(answer, VerifyResult) and not answer.is_declined
+                self.carried_out += not (isinstance(answer, VerifyResult) and answer.is_declined)
             return answer
 
         try:
@@ -219,35 +220,96 @@ async def test_a_target_that_fails_in_a_round_that_was_sent_ahead_costs_no_token
     assert run.carried_out > 10
 
 
+class SlowDevice(TargetEngine):
+    """Says that it computes until it is asked for the outcome, as a device does. `fails`: whether a launch does."""
+
+    overlaps = True
+    num_followed = 0
+    fails: Callable[[], bool] = staticmethod(lambda: False)
+
+    def is_computing(self, begun: Any) -> bool:
+        return True
+
+    def follow(self, prepared: Any, settled: Any) -> Any:
+        following = super().follow(prepared, settled)
+        self.num_followed += following is not None
+        return following
+
+    def _launch(self, *arguments: Any) -> None:
+        if self.fails():
+            raise RuntimeError("injected")
+        super()._launch(*arguments)
+
+
+def engine_run(mode: str, engine: TargetEngine, sampling: SamplingParams) -> tuple[Run, WorkerInfo]:
+    info = WorkerInfo("target", 1, engine.vocab_size, 512, 4, engine.options.num_blocks)
+    names = ("prompt_lookup", "suffix")
+    core = RouterCore(info, RouterConfig(send_ahead=mode), SpeculationConfig(drafters=names), create_drafters(names))
+    for index in range(4):
+        prompt = np.tile(np.arange(index, index + 6, dtype=np.int32), 4)
+        core.add(
+            GenerationRequest(request_id=f"r{index}", prompt_token_ids=prompt, max_new_tokens=60, sampling=sampling),
+            0.0,
+        )
+    return Run(core), info
+
+
 @pytest.mark.parametrize(
     "sampling",
-    [SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.9, top_p=0.9)],
-    ids=["greedy", "sampled"],
+    [
+        SamplingParams(1, temperature=0.0),
+        SamplingParams(2, temperature=0.9, top_p=0.9),
+        SamplingParams(3, temperature=0.7, repetition_penalty=1.3),
+    ],
+    ids=["greedy", "sampled", "penalties"],
 )
 async def test_an_engines_tokens_are_those_of_serial_rounds(sampling):
     texts = {}
     model = make_tiny_model("llama", vocab_size=61)
-    for mode in ("off", "on"):
-        engine = TargetEngine(model, EngineOptions(256, 4))
-        info = WorkerInfo("target", 1, engine.vocab_size, 512, 4, engine.options.num_blocks)
-        names = ("prompt_lookup", "suffix")
-        core = RouterCore(
-            info, RouterConfig(send_ahead=mode), SpeculationConfig(drafters=names), create_drafters(names)
-        )
-        run = Run(core)
-        for index in range(4):
-            prompt = np.tile(np.arange(index, index + 6, dtype=np.int32), 4)
-            core.add(
-                GenerationRequest(
-                    request_id=f"r{index}", prompt_token_ids=prompt, max_new_tokens=60, sampling=sampling
-                ),
-                0.0,
-            )  # fmt: skip
+    for mode, kind in (("off", TargetEngine), ("on", TargetEngine), ("off", SlowDevice), ("on", SlowDevice)):
+        engine = kind(model, EngineOptions(256, 4))
+        run, info = engine_run(mode, engine, sampling)
         with serving(engine, info) as address:
             await run.to_its_end(address)
-        texts[mode] = run.texts
+        texts[mode, kind] = run.texts
         check_integrity(engine)
         assert engine.num_sequences == 0
         assert (run.carried_out > 0) == (mode == "on")
-    assert texts["on"] == texts["off"]
-    assert all(len(text) == 60 for text in texts["on"].values())
+        if isinstance(engine, SlowDevice):
+            assert engine.num_followed == run.carried_out
+    serial = texts["off", TargetEngine]
+    assert all(found == serial for found in texts.values())
+    assert all(len(text) == 60 for text in serial.values())
+
+
+async def test_a_device_that_fails_in_a_round_that_follows_at_once_costs_no_token():
+    sampling = SamplingParams(2, temperature=0.9)
+    model, texts = make_tiny_model("llama", vocab_size=61), []
+    for is_failing in (False, True):
+        rng = random.Random(3)
+        engine = SlowDevice(model, EngineOptions(256, 4))
+        engine.fails = lambda rng=rng, is_failing=is_failing: is_failing and rng.random() < 0.05
+        run, info = engine_run("on", engine, sampling)
+        with serving(engine, info) as address:
+            await run.to_its_end(address)
+        texts.append(run.texts)
+        check_integrity(engine)
+        assert (run.core.counters.abandoned_rounds > 0) == is_failing
+    assert texts[0] == texts[1]
+
+
+async def test_another_routers_rounds_come_between():
+    """Messages that arrive while a round is computed are handled after it, in order."""
+    engine = SlowDevice(make_tiny_model("llama", vocab_size=61), EngineOptions(512, 4))
+    runs = [engine_run("on", engine, SamplingParams(seed, temperature=0.9)) for seed in (1, 2)]
+    alone = []
+    for seed in (1, 2):
+        run, info = engine_run("off", TargetEngine(engine.model, EngineOptions(256, 4)), SamplingParams(seed, 0.9))
+        with serving(TargetEngine(engine.model, EngineOptions(256, 4)), info) as address:
+            await run.to_its_end(address)
+        alone.append(run.texts)
+    with serving(engine, runs[0][1]) as address:
+        await asyncio.gather(*[run.to_its_end(address) for run, _ in runs])
+    assert [run.texts for run, _ in runs] == alone
+    assert engine.num_sequences == 0
+    check_integrity(engine)

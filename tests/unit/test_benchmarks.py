@@ -15,8 +15,16 @@ def test_the_planning_of_a_round_is_taken_apart(kind, attention):
         pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
     found = bench_round_planning.measure(2, 7, kind, attention, rounds=4, context=40)
     assert list(found) == ["total", *bench_round_planning.PARTS]
-    elsewhere = {"plan"} if attention == "triton_tree" else {"send", "packed sampling"}
+    elsewhere = {"plan"} if attention == "triton_tree" else {"send"}
     assert all((time > 0.0) == (part not in elsewhere) for part, time in found.items()), found
+
+
+@pytest.mark.parametrize("nodes", [0, 7])
+def test_rounds_sent_ahead_are_taken_apart(nodes):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    found = bench_round_planning.measure_ahead(2, nodes, "penalties", rounds=4, context=40)
+    assert list(found) == ["prepare", "between", "result"]
+    assert all(time > 0.0 for time in found.values())
 
 
 def test_the_profile_of_a_round_adds_up(tmp_path):

@@ -49,9 +49,13 @@ class PackedChunks(NamedTuple):
         )
 
 
+def may_have_chunks(num_rows: int) -> bool:
+    return num_rows >= CHUNK_ROWS
+
+
 def pack_chunks(batch: PackedBatch) -> PackedChunks | None:
     """The prompt chunks of a batch; None without."""
-    if batch.num_rows < CHUNK_ROWS:
+    if not may_have_chunks(batch.num_rows):
         return None
     counts, contexts = np.diff(batch.first_rows), batch.contexts
     is_chunk = (counts >= CHUNK_ROWS) & (batch.tree_starts == contexts)  # no tree that branches

@@ -18,7 +18,7 @@ from actors.messages import (
     decode_message,
     encode_message,
 )
-from actors.round_ahead import foreseen_nodes, is_carried_out, pick, tree_behind
+from actors.round_ahead import foresee, guesses_of, is_carried_out, pick
 
 NUM_TOKENS = 4  # so few that texts meet
 
@@ -71,13 +71,15 @@ bounds = st.sampled_from([0.0, 0.125, 0.25, 0.5, 1.0])
 
 @given(trees(), st.lists(st.integers(0, NUM_TOKENS - 1), min_size=1, max_size=4), st.integers(0, 8), bounds)
 def test_the_nodes_are_those_that_a_search_over_all_texts_finds(tree, token_ids, max_nodes, least_confidence):
-    root, nodes = foreseen_nodes(tree, np.array(token_ids, np.int32), max_nodes, least_confidence)
+    ahead = VerifyAhead(8, 7, [AheadItem(1, tree, max_nodes)], least_confidence=least_confidence)
+    found = foresee(guesses_of(ahead.items), np.array(token_ids, np.int32), np.array([0, len(token_ids)]), ahead)
     text, behind = foreseen(tree, token_ids, max_nodes, least_confidence)
-    assert (texts_of(tree)[root] if root >= 0 else None) == text
-    draft = tree_behind(tree, root, nodes)
+    assert (texts_of(tree)[found.roots[0]] if found.roots[0] >= 0 else None) == text
+    draft = DraftTree(found.tokens, found.parents, found.confidence)
     assert dict(zip(texts_of(draft), draft.confidence.tolist(), strict=True)) == behind
-    assert nodes.dtype == np.int32
-    assert np.all(np.diff(nodes) > 0)
+    assert draft.is_valid(NUM_TOKENS)
+    assert found.offsets.tolist() == [0, len(found.nodes)]
+    assert np.all(np.diff(found.nodes) > 0)
 
 
 @st.composite

@@ -6,7 +6,19 @@ import numpy as np
 import torch
 
 from actors.engine import arena as arena_module
-from actors.engine.arena import Arena, Part
+from actors.engine.arena import Arena, Part, Views, Written
+
+
+def written(*numbers: int) -> Written:
+    """These words, the first of which is seen on the device."""
+
+    def write(words: np.ndarray) -> None:
+        words[:] = numbers
+
+    return Written(len(numbers), VIEWS, write)
+
+
+VIEWS = Views([(0, np.int64, (1,))])
 
 
 class Queue:
@@ -28,8 +40,8 @@ def test_what_is_queued_is_read_before_the_next_is_written():
     queue = Queue()
     arena = queue.arena = Arena(torch.device("cpu"), queue)
     for first in (1, 5, 7):
-        arena.send([Part(np.arange(first, first + 3), (3,))])
-    arena.send([Part(np.zeros(1 << 15, np.int64), (1 << 15,))])  # in a larger buffer
+        arena.send(written(first, first + 1, first + 2), [], list)
+    arena.send(written(*[0] * (1 << 15)), [], list)  # in a larger buffer
     assert queue.read == [[1, 2, 3], [5, 6, 7], [7, 8, 9]]
 
 
@@ -38,7 +50,7 @@ def test_a_layout_that_made_room_for_others_has_the_same_places_again(monkeypatc
     arena = Arena(torch.device("cpu"))
 
     def places(size: int) -> list[int]:
-        return [tensor.data_ptr() for tensor in arena.send([Part(np.arange(size), (size,)), Part(np.arange(2), (2,))])]
+        return [tensor.data_ptr() for tensor in arena.send(written(5), [Part(np.arange(size), (size,))], list)]
 
     first = places(3)
     for size in range(4, 12):

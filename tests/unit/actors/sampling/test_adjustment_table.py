@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import SamplingParams
+from actors.records import addresses_of
 from actors.sampling import adjustment_table
 from actors.sampling.adjustment_table import AdjustmentTable
 from actors.sampling.rows import Paths, rows_for
@@ -23,9 +24,7 @@ KINDS = [
 
 
 def write(table: AdjustmentTable) -> None:
-    places, contents = table.updates
-    padded = np.append(places, table.capacity), np.append(contents, [[7, 7]], axis=0)
-    table.write(*map(torch.from_numpy, padded))
+    table.write(*map(torch.from_numpy, table.updates))
 
 
 @given(st.data())
@@ -42,7 +41,8 @@ def test_a_table_has_the_adjustments_of_every_round(data):
         path = np.array(data.draw(st.lists(st.integers(0, 99), max_size=4)), np.int32)
         index = np.arange(len(chosen))
         paths = Paths(np.tile(path, len(chosen)), np.arange(len(chosen) + 1) * len(path))
-        rows = table.rows_for(chosen, index, index + 9, paths)
+        table.assign(addresses_of([one for one in chosen if one.adjusts]))
+        rows = rows_for(chosen, index, index + 9, paths, is_in_table=True)
         outcome = data.draw(st.sampled_from(["done"] * 4 + ["not sent", "not confirmed"]))
         if outcome == "not sent":
             continue
@@ -67,10 +67,8 @@ def test_only_what_has_changed_is_sent():
     sent = []
     for told in ([], [5, 6, 5], [2000], [], range(3000, 5000)):
         sampling.extend(np.array(told, np.int32))
-        table.rows_for(
-            [sampling], np.zeros(1, np.int64), np.zeros(1, np.int64), Paths(np.zeros(0), np.zeros(2, np.int64))
-        )
+        table.assign(addresses_of([sampling]))
         sent.append(len(table.updates[0]))
         write(table)
         table.confirm()
-    assert sent == [1000, 3, 1, 0, 3001]
+    assert sent == [1024, 4, 1, 0, 4096]  # 1000, 3, 1, 0 and 3001 with padding

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actors.messages import SamplingParams
+from actors.records import addresses_of
 from actors.sampling import device_sampling
 from actors.sampling.adjustment_table import AdjustmentTable
 from actors.sampling.device_sampling import draw
@@ -146,7 +147,8 @@ def test_shards_read_the_adjustments_of_sequences_from_a_table(triton_device, op
     sizes = np.append(0, np.cumsum(index % 3))
     paths = Paths(np.concatenate([draft[:depth] for depth in index % 3]), sizes)
     table = AdjustmentTable(triton_device)
-    rows = table.rows_for(samplings, index // 3, index, paths)
+    table.assign(addresses_of(samplings))
+    rows = rows_for(samplings, index // 3, index, paths, is_in_table=True)
     table.write(*(torch.from_numpy(part).to(triton_device) for part in table.updates))
 
     logits = logits_of("usual", count, WIDTH, torch.bfloat16, seed)

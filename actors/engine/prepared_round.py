@@ -1,0 +1,99 @@
+"""A round that the router has sent ahead, made ready while the device computes the round before it.
+
+What depends on the outcome is left to compiled passes over all sequences (`next_round`), so that little has to be done
+between two rounds. No outcome is guessed, and nothing is changed before it is known, so a prepared round that is not
+begun leaves no trace.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from actors.engine.draft_trees import Trees
+from actors.engine.draws import Emitted
+from actors.engine.planned_round import PlannedRound
+from actors.engine.round_items import ITEM
+from actors.engine.sequence import Sequence
+from actors.messages import VerifyAhead
+from actors.round_ahead import Guesses, foresee, guesses_of, is_carried_out
+
+
+class PreparedRound(NamedTuple):
+    """A sequences that go on."""
+
+    ahead: VerifyAhead
+    before: PlannedRound  # the round whose outcome it waits for
+    sequences: list[Sequence]
+    places: np.ndarray  # int64 [A]: in `before`
+    guesses: Guesses
+
+
+class NextRound(NamedTuple):
+    """What the sequences of a prepared round are told, now that the outcome is known."""
+
+    items: np.ndarray  # ITEM [A], with what a message tells
+    tokens: np.ndarray  # int32: those of all deltas
+    trees: Trees  # to verify
+
+
+def prepare(ahead: VerifyAhead, before: PlannedRound) -> PreparedRound | None:
+    """None: no sequence goes on, or its trees are none that a router sends. Valid trees, as of `DraftTree.is_valid`."""
+    places = {before.sequences[place].seq_id: place for place in before.emitting.tolist()}
+    finished = set(ahead.finished)
+    asked = [item for item in ahead.items if item.seq_id in places and item.seq_id not in finished]
+    if not asked:
+        return None
+    guesses = guesses_of(asked)
+    if _rises(guesses.parents, guesses.confidence, guesses.offsets):
+        return None
+    own = np.array([places[item.seq_id] for item in asked], np.int64)
+    return PreparedRound(ahead, before, [before.sequences[place] for place in own.tolist()], own, guesses)
+
+
+@njit(cache=True, nogil=True)
+def _rises(parents, confidence, offsets):  # type: ignore[no-untyped-def]
+    """Whether a node is more probable than its parent, so that it may be taken without it."""
+    for tree in range(len(offsets) - 1):
+        first = offsets[tree]
+        for node in range(first, offsets[tree + 1]):
+            if parents[node] >= 0 and confidence[node] > confidence[first + parents[node]]:
+                return True
+    return False
+
+
+def next_round(prepared: PreparedRound, emitted: Emitted) -> NextRound | None:
+    """The round after this outcome of the round before; None: it is declined."""
+    before, places = prepared.before, prepared.places
+    items = np.zeros(len(places), ITEM)
+    tokens, ends = np.empty(len(places) + len(emitted.nodes), np.int32), np.empty(len(places) + 1, np.int64)
+    _tell(before.items, *before.trees, emitted.nodes, emitted.ends, emitted.next_tokens, places, items, tokens, ends)
+    tokens = tokens[: ends[-1]]
+    found = foresee(prepared.guesses, tokens, ends, prepared.ahead)
+    if not is_carried_out(prepared.ahead, found):
+        return None
+    items["num_nodes"] = found.offsets[1:] - found.offsets[:-1]
+    return NextRound(items, tokens, Trees(found.tokens, found.parents, found.offsets))
+
+
+@njit(cache=True, nogil=True)
+def _tell(  # type: ignore[no-untyped-def]
+    before, tree_tokens, tree_parents, offsets, nodes, ends, next_tokens, places, items, tokens, token_ends
+):
+    """Fill what deltas tell: items, the tokens of all of them, and where those of each begin and end."""
+    tree_of = np.cumsum(before["is_last"]) - 1  # among those that emit
+    count = 0
+    token_ends[0] = 0
+    for index in range(len(places)):
+        place = places[index]
+        last, item, tree = before[place], items[index], tree_of[place]
+        for at in range(ends[tree], ends[tree + 1]):
+            tokens[count] = tree_tokens[offsets[place] + nodes[at]]
+            count += 1
+        tokens[count] = next_tokens[tree]
+        count += 1
+        token_ends[index + 1] = count
+        item.sequence, item.start = last.sequence, last.start + last.num_tokens
+        item.num_tokens, item.max_rows = count - token_ends[index], 1
