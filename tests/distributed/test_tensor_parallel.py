@@ -188,22 +188,23 @@ class LogitBits:
 
     def __init__(self, engine) -> None:
         self.found: dict[tuple[int, ...], set[bytes]] = {}
-        plain = engine._runner.run
+        plain = engine._rounds._logits
 
-        def run(parts, wanted):
-            logits = plain(parts, wanted)
+        def logits_of(round):
+            logits = plain(round)
             rows = iter(logits.numpy())
-            for part, count in zip(parts, wanted, strict=True):
+            for part, emits in zip(round.parts(), round.items["is_last"].tolist(), strict=True):
                 known = part.sequence.tokens[: part.sequence.num_computed + part.count].tolist()
-                for node in range(-1, count - 1):
+                for node in range(-1, len(part.tree_tokens) if emits else -1):
                     path = []
                     while node >= 0:
                         path.insert(0, int(part.tree_tokens[node]))
                         node = int(part.tree_parents[node])
                     self.found.setdefault(tuple(known + path), set()).add(next(rows).tobytes())
+            assert next(rows, None) is None
             return logits
 
-        engine._runner.run = run
+        engine._rounds._logits = logits_of
 
 
 def compute_bitwise(path: Path, rank: int, ports, said) -> None:
