@@ -209,6 +209,7 @@ class WorkerLoop:
         self._last_rounds.clear()
         if self._overlapped is not None:
             self._overlapped.clear()
+        self._end_batch()
         self._send(peer, Failure(round_id, type(error).__name__))
 
     def _answer(self, peer: Peer, message: Message) -> Message | None:
