@@ -83,11 +83,8 @@ def build_target_engine(
         head = load_eagle_head(Path(options.eagle_head), config, dtype, device)
     model = load_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
-    if ranks > 1 and options.exact == "bitwise":
-        check_unwrapped(model)
-        sum_in_rank_order()
-    elif ranks > 1 and device.startswith("cuda"):
-        use_symmetric_memory(model.device, model.dtype)
+    if ranks > 1:
+        _choose_sums(model, options)
     bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
     tokens = options.kv_cache_tokens
     if tokens is None:
@@ -116,6 +113,15 @@ def build_target_engine(
             EagleDrafter(model, head, engine_options.num_slots, options.eagle, attention=attention, num_ranks=ranks)
         )
     return engine
+
+
+def _choose_sums(model: PreTrainedModel, options: TargetOptions) -> None:
+    """How ranks add up. Raises ModelError."""
+    if options.exact == "bitwise":
+        check_unwrapped(model)
+        sum_in_rank_order()
+    elif model.device.type == "cuda":
+        use_symmetric_memory(model.device, model.dtype)
 
 
 def build_draft_engine(

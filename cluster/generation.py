@@ -80,7 +80,8 @@ def changed(options: GenerationOptions | None, changes: Mapping[str, object]) ->
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raises InvalidRequest."""
     for token in token_ids:
-        if isinstance(token, bool) or not isinstance(token, Integral):
+        # The first comparison is that of a prompt of many thousand plain integers.
+        if type(token) is not int and (isinstance(token, bool) or not isinstance(token, Integral)):
             raise InvalidRequest(field, repr(token), "token ids are integers")
         if not 0 <= token < vocab_size:
             raise InvalidRequest(field, token, f"token ids are from 0 to {vocab_size - 1}")

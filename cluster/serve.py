@@ -42,7 +42,7 @@ from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
-from cluster.config import NO_CACHE, ClusterConfig
+from cluster.config import NO_CACHE, ClusterConfig, DraftConfig
 from cluster.errors import ConfigError
 from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
@@ -132,17 +132,10 @@ def plan_cluster(
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
     delta_bytes = 0 if config.cache.url == NO_CACHE else DELTA_BYTES
     _check_drafter_options(config.speculation.drafter_options, drafters, config.speculation.max_rows, delta_bytes)
-    draft: ModelSource | None = None
-    builds_drafter = False
-    wants_draft_model = needs_draft_model(drafters) and config.draft.workers > 0
-    if wants_draft_model and config.draft.model == "auto" and not info.is_encoder_decoder:  # none can be built
-        directory = default_drafter_dir(home, source)
-        builds_drafter = config.draft.build and not directory.is_dir()
-        if builds_drafter or directory.is_dir():
-            draft = ModelSource(spec="auto", name=directory.name, path=directory)
-    elif wants_draft_model and config.draft.model not in ("auto", "none"):
-        draft = resolve_model(config.draft.model, home, progress)
-        if OUROBOROS in drafters:
+    draft, builds_drafter = None, False
+    if needs_draft_model(drafters) and config.draft.workers > 0:
+        draft, builds_drafter = _draft_model(config.draft, source, info, home, progress)
+        if draft is not None and config.draft.model != "auto" and OUROBOROS in drafters:
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
     target_device = choose(_device_of_ray("target.device", config.target.device))
     draft_device = choose(_device_of_ray("draft.device", config.draft.device))
@@ -161,6 +154,20 @@ def plan_cluster(
         access=access,
         draft_has_own_vocabulary=has_own,
     )
+
+
+def _draft_model(
+    options: DraftConfig, target: ModelSource, info: ModelInfo, home: Path, progress: Progress
+) -> tuple[ModelSource | None, bool]:
+    """The draft model, None for none, and whether it is still to be built. info: of the target."""
+    if options.model == "none":
+        return None, False
+    if options.model != "auto":
+        return resolve_model(options.model, home, progress), False
+    directory = default_drafter_dir(home, target)
+    if info.is_encoder_decoder or not (options.build or directory.is_dir()):  # for an encoder none can be built
+        return None, False
+    return ModelSource(spec="auto", name=directory.name, path=directory), not directory.is_dir()
 
 
 def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:

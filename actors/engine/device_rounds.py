@@ -147,7 +147,7 @@ class DeviceRounds:
         return inputs
 
     def _sampling(self, sizes: Sizes) -> RowSampling:
-        """Of the rows of logits of the round that was sent last."""
+        """Parameters of the rows of logits that were sent last."""
         return sampling_in(self._written, sizes.logits, row_tier(sizes.logits), sizes.own_adjustments)
 
     @torch.inference_mode()

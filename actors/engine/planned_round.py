@@ -33,7 +33,7 @@ class PlannedRound:
 
     @property
     def emitting_trees(self) -> Trees:
-        """Of the T sequences that emit. They have all the nodes."""
+        """The trees of the T sequences that emit. They have all the nodes."""
         if self.num_emitting == len(self.items):
             return self.trees
         offsets = np.zeros(self.num_emitting + 1, np.int64)
@@ -55,8 +55,8 @@ class PlannedRound:
         return pack_shapes(self.sequences[0].block_size, shapes, self.trees)
 
     def sampling(self) -> RowSampling:
-        """Of each row of logits of the T trees: a root gives the token at index `length`, a node of depth d that at
-        `length` + d."""
+        """Parameters of each row of logits of the T trees: a root gives the token at index `length`, a node of depth d
+        that at `length` + d."""
         sequences = [self.sequences[place] for place in self.emitting.tolist()]
         return row_sampling(sequences, self.emitting_trees)
 

@@ -61,7 +61,8 @@ class OverlappedRounds:
         self._last: OrderedDict[Peer, Begun] = OrderedDict()  # each router's last round, settled
         self._last_round_s = 0.0
         self._expected_from: set[Peer] = set()  # routers whose last message was a round sent ahead
-        self.waiting: deque[tuple[Peer, Message]] = deque()  # received while a round was computed
+        # Received while a round was computed; one at most, since it ends the listening.
+        self.waiting: deque[tuple[Peer, Message]] = deque()
 
     def clear(self) -> None:
         """The engine has dropped its sequences."""
@@ -98,7 +99,7 @@ class OverlappedRounds:
     def _listen(self, peer: Peer, begun: Begun) -> VerifyAhead | None:
         """The round that follows, if it arrives in time. Not waited for where the last one did not come: a round that
         is shorter than the one before would be noticed late for nothing."""
-        if peer not in self._expected_from:
+        if peer not in self._expected_from or self.waiting:
             return None
         self._expected_from.discard(peer)
         until = time.monotonic() + LISTEN_SHARE * self._last_round_s
@@ -107,12 +108,11 @@ class OverlappedRounds:
             if received is None:
                 continue
             sender, message = received
-            is_next = sender == peer and isinstance(message, VerifyAhead) and message.after == begun.round_id
-            if is_next and not self.waiting:
-                assert isinstance(message, VerifyAhead)
+            if sender == peer and isinstance(message, VerifyAhead) and message.after == begun.round_id:
                 self._expected_from.add(peer)
                 return message
             self.waiting.append(received)
+            break
         return None
 
     def _finish(self, peer: Peer, begun: Begun, ahead: VerifyAhead | None) -> Begun | None:
