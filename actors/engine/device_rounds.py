@@ -83,11 +83,11 @@ class DeviceRounds:
         may_record = sizes.logits == sizes.rows
         if draws is None:
             undrawn = self._shape_of(round, sizes, is_drawn=False)
-            inputs = self._runner.send_round(undrawn, self._writing(round), [], round.pack)
+            inputs = self._runner.send_round(undrawn, self._writing(round), [], round.pack, most_rows=sizes.most_rows)
             self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
         self._table.assign(sampling_addresses(round.items) if sizes.adjusted else _NO_WORDS)
-        inputs = self._send(round, self._shape_of(round, sizes, is_drawn=True))
+        inputs = self._send(round, self._shape_of(round, sizes, is_drawn=True), sizes.most_rows)
         shape = self._draws_of(draws, sizes)
         launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
         return BegunOnDevice(round, draws, sizes, inputs, shape, launched)
@@ -138,10 +138,10 @@ class DeviceRounds:
 
         return write
 
-    def _send(self, round: PlannedRound, shape: Shape) -> DeviceInputs:
+    def _send(self, round: PlannedRound, shape: Shape, most_rows: int) -> DeviceInputs:
         """As `ModelRunner.send_round`; brings the table of adjustments up to date."""
         updates = [Part(array, array.shape) for array in self._table.updates if len(array)]
-        inputs = self._runner.send_round(shape, self._writing(round), updates, round.pack)
+        inputs = self._runner.send_round(shape, self._writing(round), updates, round.pack, most_rows=most_rows)
         if updates:
             self._table.write(*inputs.updates)
         return inputs

@@ -185,12 +185,14 @@ class ModelRunner:
         write: Callable[[np.ndarray, np.ndarray, Shape], object],
         updates: Sequences[Part],
         pack: Callable[[], PackedBatch],
+        *,
+        most_rows: int,
     ) -> DeviceInputs:
         """As `send`, of what `write` writes (`send_written`). updates: arrays that are read before the forward. pack:
-        gives the batch, which attention of some rounds asks for."""
+        makes the batch, which some rounds need for their attention; most_rows: of a sequence."""
         assert self._arena is not None
         moves, batch, chunks = self.kv.take_moves(), None, None
-        if self._flashinfer is not None or (self._finds_chunks and may_have_chunks(shape.rows)):
+        if self._flashinfer is not None or (self._finds_chunks and may_have_chunks(most_rows)):
             batch = pack()
             chunks = pack_chunks(batch) if self._finds_chunks else None
         inputs = send_written(self._arena, shape, write, moves, self.kv.padding_slot, updates=updates, chunks=chunks)

@@ -24,6 +24,7 @@ class Sizes(NamedTuple):
     rows: int
     words: int  # of ancestor bits
     max_context: int
+    most_rows: int  # of a sequence
     trees: int  # of sequences that emit
     logits: int  # a row for the root and each node of these trees
     largest_tree: int  # nodes
@@ -39,7 +40,7 @@ def sizes_of(items: np.ndarray, trees: Trees) -> Sizes:
 
 @njit(cache=True, nogil=True)
 def _sizes(items, parents, offsets):  # type: ignore[no-untyped-def]
-    num_rows = max_context = num_trees = num_logits = largest = num_adjusted = num_own = 0
+    num_rows = max_context = most_rows = num_trees = num_logits = largest = num_adjusted = num_own = 0
     truncates = False
     depths = np.empty(len(parents), np.int64)
     for s in range(len(items)):
@@ -47,6 +48,7 @@ def _sizes(items, parents, offsets):  # type: ignore[no-untyped-def]
         record = sequence_at(item.sequence)[0][0]
         first, nodes = offsets[s], offsets[s + 1] - offsets[s]
         num_rows += item.count + nodes
+        most_rows = max(most_rows, item.count + nodes)
         max_context = max(max_context, record.num_computed + item.count + nodes)
         largest = max(largest, nodes)
         if not item.is_last:
@@ -65,7 +67,9 @@ def _sizes(items, parents, offsets):  # type: ignore[no-untyped-def]
                 depths[node] = 1 if parents[node] < 0 else depths[first + parents[node]] + 1
                 num_own += depths[node]
     words = num_words(largest_branching_tree(parents, offsets))
-    return num_rows, words, max_context, num_trees, num_logits, largest, num_adjusted, num_own, truncates
+    return (
+        num_rows, words, max_context, most_rows, num_trees, num_logits, largest, num_adjusted, num_own, truncates,
+    )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)

@@ -49,15 +49,16 @@ class PackedChunks(NamedTuple):
         )
 
 
-def may_have_chunks(num_rows: int) -> bool:
-    return num_rows >= CHUNK_ROWS
+def may_have_chunks(most_rows: int) -> bool:
+    """most_rows: of a sequence of the round."""
+    return most_rows >= CHUNK_ROWS
 
 
 def pack_chunks(batch: PackedBatch) -> PackedChunks | None:
     """The prompt chunks of a batch; None without."""
-    if not may_have_chunks(batch.num_rows):
-        return None
     counts, contexts = np.diff(batch.first_rows), batch.contexts
+    if not may_have_chunks(int(counts.max(initial=0))):
+        return None
     is_chunk = (counts >= CHUNK_ROWS) & (batch.tree_starts == contexts)  # no tree that branches
     sequences = np.flatnonzero(is_chunk)
     if not len(sequences):

@@ -54,6 +54,7 @@ def test_arrays_of_the_device_are_those_that_are_laid_out_apart(seed, count):
     batch, emitting, trees = round.pack(), round.emitting, round.emitting_trees
     sizes = sizes_of(round.items, round.trees)
     assert (sizes.rows, sizes.words, sizes.max_context) == (batch.num_rows, batch.ancestors.shape[1], batch.max_context)
+    assert sizes.most_rows == np.diff(batch.first_rows).max()
     assert (sizes.trees, sizes.logits) == (len(emitting), len(emitting) + len(trees.tokens))
     assert sizes.trees == round.num_emitting
     logits = row_tier(sizes.logits)

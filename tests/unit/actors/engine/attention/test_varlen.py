@@ -19,6 +19,8 @@ from actors.engine import model_runner
 from actors.engine.attention import prompt_chunks
 from actors.engine.attention.interface import AttentionPlan, Scoring
 from actors.engine.attention.prompt_chunks import PackedChunks, pack_chunks
+from actors.engine.batch import PackedBatch
+from actors.engine.device_inputs import Shape
 from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import ModelRunner
 from actors.engine.recorded_launches import RecordedLaunches
@@ -208,6 +210,22 @@ def test_the_engine_says_the_same_tokens_with_chunks(triton_device, calls, in_fl
     assert not calls
     assert greedy_rounds(tiny_llama(), triton_device, "triton_tree", rounds=3) == padded
     assert calls
+
+
+def test_rounds_of_many_rows_without_a_chunk_are_laid_out_once(triton_device, in_float32):
+    runner = ModelRunner(make_tiny_model("llama", vocab_size=61, hidden_size=32).to(triton_device), 64, "default",
+                         attention="triton_tree")  # fmt: skip
+    shape = Shape(rows=16, sequences=4, words=1, max_context=64, block_size=4, logits=4)
+    packed = []
+
+    def pack() -> PackedBatch:
+        packed.append(forest_of([CHUNK, LAST_TOKEN]).batch)
+        return packed[-1]
+
+    assert runner.send_round(shape, lambda *_: None, [], pack, most_rows=7).chunks is None
+    assert not packed
+    assert runner.send_round(shape, lambda *_: None, [], pack, most_rows=9).chunks.most_rows == 9
+    assert len(packed) == 1
 
 
 def test_launches_of_chunks_are_not_recorded(triton_device, in_float32, monkeypatch):
