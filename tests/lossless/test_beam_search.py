@@ -56,6 +56,7 @@ def test_tokens_and_scores_are_those_of_transformers(model_dir, num_beams, lengt
     assert [generation.token_ids for generation in again] == [generation.token_ids for generation in greedy]
 
 
+@pytest.mark.slow
 def test_the_demo_model_finds_the_beams_of_transformers(smollm2_dir):
     prompt = list(range(2000, 2012))
     found = engine(smollm2_dir).beam_search([prompt], num_beams=3, length_penalty=0.8, max_new_tokens=10)[0]

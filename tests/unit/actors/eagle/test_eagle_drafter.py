@@ -392,13 +392,13 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
         rng = np.random.default_rng(3)
         texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
         rounds = []
-        for number in range(14):
+        for number in range(12):
             drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
             run(engine, texts, *[text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)])
             rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])
         said.append(rounds)
     assert said[0] == said[1]
-    assert recorder.replays >= 4
+    assert recorder.replays >= 3
 
 
 def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypatch, caplog):
