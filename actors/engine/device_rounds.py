@@ -18,6 +18,7 @@ from actors.engine.arena import Part
 from actors.engine.batch import NODES_OF_A_WORD, num_words
 from actors.engine.device_inputs import SAMPLING_PLACE, DeviceInputs, Shape
 from actors.engine.draws import Draws, Emitted
+from actors.engine.host_copy import HostCopy
 from actors.engine.model_runner import ModelRunner
 from actors.engine.planned_round import PlannedRound
 from actors.engine.round_inputs import Sizes, sampling_addresses, sizes_of, write_round
@@ -74,6 +75,7 @@ class DeviceRounds:
         self._vocab_size = vocab_size
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
         self._table = AdjustmentTable(runner.device)
+        self._host_copy = HostCopy(runner.device)
         self._written = _NO_WORDS  # int64: what was sent last, on the host
 
     def begin(self, round: PlannedRound, draws: Draws | None) -> BegunOnDevice | None:
@@ -97,14 +99,14 @@ class DeviceRounds:
         if begun is None:
             return None
         round, draws, sizes, _, shape, launched = begun
-        values = launched.result.cpu().numpy()
+        values = self._host_copy.read(launched.result)
         self._table.confirm()
         num_trees = power_tier(sizes.trees)
         size = num_trees * (2 + shape.nodes)
         nodes, ends, next_tokens, is_told = _outcomes(values, sizes.trees, 2 + shape.nodes)
         if not is_told:
             self._redraw(round, values[:size].reshape(num_trees, -1)[: sizes.trees, 1], begun)
-            walked = launched.result[:size].cpu().numpy()
+            walked = self._host_copy.read(launched.result[:size])  # over the same values
             nodes, ends, next_tokens, _ = _outcomes(walked, sizes.trees, 2 + shape.nodes)
         return Emitted(
             nodes,
@@ -248,8 +250,8 @@ def _outcomes(values, num_trees, width):  # type: ignore[no-untyped-def]
 
 
 def _successors(values: np.ndarray, rows: int, k: int) -> Successors | None:
-    """values: int64, of `likeliest_of` for at least so many rows."""
+    """A copy. values: int64, of `likeliest_of` for at least so many rows."""
     if not k:
         return None
-    ids, bits = np.ascontiguousarray(values[: rows * k].view(np.int32).reshape(-1, 2).T)
+    ids, bits = values[: rows * k].view(np.int32).reshape(-1, 2).T.copy()
     return Successors(ids, bits.view(np.float32), k)
