@@ -12,7 +12,7 @@ class HostCopy:
     """On CUDA, results are copied into one pinned buffer, which grows as needed."""
 
     def __init__(self, device: torch.device, wait: Callable[[], object] | None = None) -> None:
-        """wait: returns when the device has copied; None: CUDA's wait, and none on other devices, whose copies block."""
+        """wait: returns when the device has copied. None: CUDA's, and none on other devices, whose copies block."""
         if wait is None and device.type == "cuda":
             wait = lambda: torch.cuda.current_stream(device).synchronize()  # noqa: E731
         self._wait = wait

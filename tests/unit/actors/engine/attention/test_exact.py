@@ -13,7 +13,8 @@ from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.interface import Scoring
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.kv_cache import KvCache, LayerShape
-from paceline_testing.forests import Forest, forest_of, forests
+from paceline_testing.forests import Forest, forest_of
+from paceline_testing.random_forests import forests
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
