@@ -86,7 +86,7 @@ def _num_visible(view, s, row, window):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def _sees_all(view, sequences, num_slots, window):  # type: ignore[no-untyped-def]
     """Whether the only row of each sequence sees all of num_slots slots."""
-    for s in sequences:
+    for s in sequences:  # noqa: SIM110 (numba compiles no generator expressions)
         if _num_visible(view, s, view.first_rows[s], window) < num_slots:
             return False
     return True
