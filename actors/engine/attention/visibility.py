@@ -49,8 +49,8 @@ def visible_slots(batch: PackedBatch, first: int, last: int, window: int | None)
 
 
 def visible_bits(batch: PackedBatch, window: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Which logical slots each row sees: bits of uint8, the lowest first, and int32 [S + 1] offsets of the sequences'
-    bytes. The bits of a sequence are those of its rows in turn, one for each slot of its context."""
+    """Bits that say which logical slots each row sees, packed in uint8 from the lowest bit on, and int32 [S + 1]
+    offsets of the sequences' bytes. A sequence has one bit for each of its rows and each slot of its context."""
     sizes = np.diff(batch.first_rows).astype(np.int64) * batch.contexts
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(-(-sizes // 8), out=starts[1:])
