@@ -14,6 +14,7 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead, load_eagle_head
+from actors.engine.attention.choice import has_triton, missing_for_triton_tree
 from actors.engine.attention.flashinfer import wrapper_class
 from actors.engine.attention.latent import cache_latents
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
@@ -68,8 +69,13 @@ def build_target_engine(
     options = options or TargetOptions()
     device = choose_device(options.device)
     ranks = options.tensor_parallel
-    check_exact(options, device)
+    check_exact(options)
     _check_attention(options, device)
+    if options.exact == "bitwise" and device != "cpu":
+        if not has_triton():
+            raise ModelError(f"exact is 'bitwise' with device {device!r}; without Triton it needs cpu")
+        if rank == 0:
+            logger.warning("exact 'bitwise' is not proven on GPUs: it has only run on CPUs")
     if source.vocab_map_path is not None and ranks > 1:
         raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
@@ -116,7 +122,7 @@ def build_target_engine(
 
 
 def _choose_sums(model: PreTrainedModel, options: TargetOptions) -> None:
-    """How ranks add up. Raises ModelError."""
+    """Choose the all-reduce of the ranks: in a fixed order for bitwise mode, else the fastest. Raises ModelError."""
     if options.exact == "bitwise":
         check_unwrapped(model)
         sum_in_rank_order()
@@ -179,6 +185,9 @@ def _check_attention(options: ModelOptions, device: str) -> None:
     check_attention(options, device)
     if options.attention == "flashinfer":
         wrapper_class()
+    missing = missing_for_triton_tree(torch.device(device)) if options.attention == "triton_tree" else None
+    if missing is not None:
+        raise ModelError(f"attention is 'triton_tree' with device {device!r}; it needs {missing}: choose 'padded'")
 
 
 def kv_bytes_per_token(

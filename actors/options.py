@@ -69,7 +69,8 @@ class TargetOptions(ModelOptions):
     fill; null: 0.9. On a CPU: share of the free memory that the KV cache may fill; null: 0.2."""
     prefix_cache: bool = True
     exact: Exactness = "default"
-    """bitwise: neither drafts nor other requests change a bit of the logits, which takes longer."""
+    """bitwise: neither drafts nor other requests change a bit of the logits. Slower; tested on CPUs, not proven on
+    GPUs."""
     eagle_head: str = "none"
     """Directory of an EAGLE head. Every rank has a copy."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH

@@ -109,9 +109,8 @@ class LengthLimits:
                 self.max_tokens_field, asked, f"the model's decoder writes at most {self.max_side_len} tokens"
             )
         if num_prompt + asked > self.max_model_len:
-            limit = (
-                f"with {num_prompt} of the prompt that is more than the {self.max_model_len} tokens there is room for"
-            )
+            tokens = f"{num_prompt} token{'s' if num_prompt > 1 else ''}"
+            limit = f"with the {tokens} of the prompt it exceeds the limit of {self.max_model_len} tokens"
             raise self._too_long(self.max_tokens_field, asked, limit)
         return asked
 

@@ -27,6 +27,7 @@ from actors.models.loader import (
     ModelInfo,
     check_attention,
     check_encoder_decoder,
+    check_exact,
     check_tensor_parallel,
     choose_device,
     read_model_info,
@@ -127,6 +128,7 @@ def plan_cluster(
     if info.is_encoder_decoder:
         used = config.target if EAGLE in drafters else config.target.model_copy(update={"eagle_head": "none"})
         check_encoder_decoder(source, used)
+    check_exact(config.target)
     check_tensor_parallel(source, config.target.tensor_parallel)
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)

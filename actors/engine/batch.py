@@ -153,7 +153,7 @@ def fill_rows(  # type: ignore[no-untyped-def]
     for s in range(len(shapes)):
         one, known_tokens, blocks, _, _ = sequence_at(shapes[s, 0])
         computed, block_size, num_blocks = one[0].num_computed, one[0].block_size, one[0].num_blocks
-        # A sequence may hold more blocks than its context needs, and than there is room for.
+        # A sequence may hold more blocks than its context needs, and more than the table has columns for.
         held = min(num_blocks, block_tables.shape[1])
         block_tables[s, :held] = blocks[:held]
         known, begin = computed + shapes[s, 1], computed + shapes[s, 2]

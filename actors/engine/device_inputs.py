@@ -23,7 +23,7 @@ from actors.engine.batch import NODES_OF_A_WORD, PackedBatch
 from actors.engine.row_tiers import context_tier, power_tier, row_tier
 
 _NUM_VIEWS = 3 + len(TreeRows._fields)
-SAMPLING_PLACE = _NUM_VIEWS  # among the arrays of a layout, if tokens are drawn; then come the trees
+SAMPLING_PLACE = _NUM_VIEWS  # index of the sampling parameters among a layout's arrays; the trees follow
 
 
 class Shape(NamedTuple):
@@ -35,8 +35,8 @@ class Shape(NamedTuple):
     max_context: int
     block_size: int
     logits: int
-    trees: int = 0  # to draw after; 0: nothing is drawn
-    sampling: int = 0  # int64 words of its parameters
+    trees: int = 0  # that tokens are drawn after; 0: nothing is drawn
+    sampling: int = 0  # int64 words of the sampling parameters
 
 
 class DeviceInputs(NamedTuple):
@@ -45,16 +45,16 @@ class DeviceInputs(NamedTuple):
     logit_rows: torch.Tensor  # int64 [L]; those of padding are 0
     rows: TreeRows
     moves: torch.Tensor  # int64 [2, M]: slots to copy before the forward; those of padding copy the padding slot
-    # What tokens are drawn by, if they are: parameters as of `PackedSampling`; tokens and parents of the trees' nodes,
-    # int32 [L] each, and where each tree begins, [trees + 1], NO_TREE for padding. Then what the caller has sent along.
+    # If tokens are drawn: parameters as in `PackedSampling`; tokens and parents of the trees' nodes, int32 [L] each;
+    # where each tree begins, [trees + 1], NO_TREE for padding. Then the caller's own arrays.
     more: Sequences[torch.Tensor]
     updates: Sequences[torch.Tensor]  # likewise, but read before the forward
     block_size: int
     max_context: int  # slots that the longest sequence may have
     # Inputs of the same key differ in nothing but the contents of tensors, `moves`, `updates`, `chunks` and `batch`.
     key: Hashable
-    chunks: PromptChunks | None = None  # without them, all rows attend as `rows` says
-    batch: PackedBatch | None = None  # on the host, for those who ask
+    chunks: PromptChunks | None = None  # None: all rows attend as `rows` says
+    batch: PackedBatch | None = None  # on the host, if a plan needs it
 
 
 def send_inputs(
@@ -67,7 +67,7 @@ def send_inputs(
     more: Sequences[Part] = (),
     chunks: PackedChunks | None = None,
 ) -> DeviceInputs:
-    """One copy to the device, which must have read the inputs before the next.
+    """Send a batch in one copy. The device must have read it before the next one is sent.
 
     logit_rows: int64. num_logits: their number with padding. moves: int64 [2, n], sources and destinations.
     padding_slot: where rows of padding are written.
@@ -100,7 +100,8 @@ def send_written(
     updates: Sequences[Part] = (),
     chunks: PackedChunks | None = None,
 ) -> DeviceInputs:
-    """As `send_inputs`. write: fills int64 words, given them and where in them each array begins (`arrays_in`)."""
+    """As `send_inputs`. write: fills int64 words; its arguments are the words, the offsets of the arrays in them
+    (see `arrays_in`), and the shape."""
     places, views, num_words = _layout_of(shape)
     # Moves, updates and chunks come last: their number changes no other address.
     parts = [*more, Part(moves, (2, power_tier(moves.shape[1])), padding_slot), *updates]
@@ -133,7 +134,7 @@ def send_written(
 
 @lru_cache(1024)
 def _layout_of(shape: Shape) -> tuple[np.ndarray, Views, int]:
-    """Where each array begins, in int64 words, int64; the arrays on the device; and the words of all."""
+    """The offset of each array in int64 words, int64; the arrays on the device; and the number of words."""
     rows, sequences, table = shape.rows, shape.sequences, -(-shape.max_context // shape.block_size)
     arrays: list[tuple[type[np.generic], tuple[int, ...]]] = [
         (np.int64, (rows,)),  # token ids
@@ -193,7 +194,7 @@ def arrays_in(longs, places, rows, sequences, words, max_context, block_size, lo
 
 @njit(cache=True, nogil=True)
 def pad_rows(positions, slots, first_rows, positions32, num_rows, num_sequences, padding_slot):  # type: ignore[no-untyped-def]
-    """Fill in what follows from the arrays of the first num_rows rows and num_sequences sequences."""
+    """Fill the padding after the first num_rows rows and num_sequences sequences, and the arrays derived from them."""
     slots[num_rows:] = padding_slot
     first_rows[num_sequences + 1 :] = num_rows
     for row in range(num_rows):

@@ -1,8 +1,8 @@
 """Rounds on an accelerator: one copy up, launches that read nothing of the host, one copy down.
 
-With tensor parallelism each rank draws from its share of the vocabulary, and ranks exchange a few words a row, and the
-likeliest tokens of their shares where these are asked for. Kept logits need whole rows. So does, in a second launch, a
-tree whose walk comes to a row that these words do not tell the token of.
+With tensor parallelism each rank draws from its share of the vocabulary. Ranks exchange a few words a row, and the
+likeliest tokens of their shares if the round asks for them. Two cases need whole rows of logits: logits that are kept,
+and, in a second launch, trees whose walk reaches a row whose token the exchanged words do not determine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from actors.engine.arena import Part
 from actors.engine.batch import NODES_OF_A_WORD, num_words
 from actors.engine.device_inputs import SAMPLING_PLACE, DeviceInputs, Shape
 from actors.engine.draws import Draws, Emitted
+from actors.engine.host_copy import HostCopy
 from actors.engine.model_runner import ModelRunner
 from actors.engine.planned_round import PlannedRound
 from actors.engine.round_inputs import Sizes, sampling_addresses, sizes_of, write_round
@@ -43,7 +44,7 @@ class _Shape(NamedTuple):
     successors: int
     keeps_logits: bool
     is_sharded: bool  # ranks draw from their shares of the vocabulary
-    leaders: int  # then, of each rank, as of `num_leaders`
+    leaders: int  # with is_sharded: scores that each rank sends of a row, see `num_leaders`
     table: int  # generation of the table of adjustments
 
 
@@ -51,8 +52,8 @@ class _Launched(NamedTuple):
     """A round's results on the device, in memory that the next round may reuse."""
 
     result: torch.Tensor  # int64: walked trees, [trees, 2 + nodes], then successors as of `likeliest_of`, [logits, k]
-    drawn: torch.Tensor  # int64 [logits]; negative: not told
-    logits: torch.Tensor | None  # kept whole, or of this rank's share where tokens may be missing
+    drawn: torch.Tensor  # int64 [logits]; negative: not determined
+    logits: torch.Tensor | None  # whole if kept; this rank's share if tokens may be missing
 
 
 class BegunOnDevice(NamedTuple):
@@ -74,12 +75,13 @@ class DeviceRounds:
         self._vocab_size = vocab_size
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
         self._table = AdjustmentTable(runner.device)
+        self._host_copy = HostCopy(runner.device)
         self._written = _NO_WORDS  # int64: what was sent last, on the host
 
     def begin(self, round: PlannedRound, draws: Draws | None) -> BegunOnDevice | None:
-        """Launch a round, and wait for nothing. draws: None: nothing is drawn, and nothing comes back."""
+        """Launch a round without waiting for it. draws: None if nothing is drawn; then nothing is copied back."""
         sizes = sizes_of(round.items, round.trees)
-        # Where all rows are drawn from, rows and sequences determine the numbers of logits and trees.
+        # If every row is drawn from, the numbers of rows and sequences determine those of logits and trees.
         may_record = sizes.logits == sizes.rows
         if draws is None:
             undrawn = self._shape_of(round, sizes, is_drawn=False)
@@ -93,18 +95,18 @@ class DeviceRounds:
         return BegunOnDevice(round, draws, sizes, inputs, shape, launched)
 
     def read(self, begun: BegunOnDevice | None) -> Emitted | None:
-        """The outcome of the round that has begun last. Waits for it."""
+        """Wait for the round that began last, and return its outcome."""
         if begun is None:
             return None
         round, draws, sizes, _, shape, launched = begun
-        values = launched.result.cpu().numpy()
+        values = self._host_copy.read(launched.result)
         self._table.confirm()
         num_trees = power_tier(sizes.trees)
         size = num_trees * (2 + shape.nodes)
         nodes, ends, next_tokens, is_told = _outcomes(values, sizes.trees, 2 + shape.nodes)
         if not is_told:
             self._redraw(round, values[:size].reshape(num_trees, -1)[: sizes.trees, 1], begun)
-            walked = launched.result[:size].cpu().numpy()
+            walked = self._host_copy.read(launched.result[:size])  # over the same values
             nodes, ends, next_tokens, _ = _outcomes(walked, sizes.trees, 2 + shape.nodes)
         return Emitted(
             nodes,
@@ -115,7 +117,7 @@ class DeviceRounds:
         )
 
     def _shape_of(self, round: PlannedRound, sizes: Sizes, *, is_drawn: bool) -> Shape:
-        # Each rank of a group computes as many rows of logits, whether it draws or not.
+        # All ranks of a group compute the same number of rows of logits, whether they draw or not.
         num_logits = row_tier(sizes.logits)
         return Shape(
             rows=row_tier(sizes.rows),
@@ -147,13 +149,15 @@ class DeviceRounds:
         return inputs
 
     def _sampling(self, sizes: Sizes) -> RowSampling:
-        """Parameters of the rows of logits that were sent last."""
+        """Sampling parameters that were sent last, of all rows of logits."""
         return sampling_in(self._written, sizes.logits, row_tier(sizes.logits), sizes.own_adjustments)
 
     @torch.inference_mode()
     def _redraw(self, round: PlannedRound, next_tokens: np.ndarray, begun: BegunOnDevice) -> None:
-        """Draw the tokens that are missing, of trees whose next token (int64 [T]) is negative, from whole rows, and
-        walk again. On all ranks at once."""
+        """Draw the missing tokens from whole rows, and walk the trees again. All ranks call this together.
+
+        next_tokens: int64 [T], negative for a tree whose walk came to a missing token.
+        """
         shard, launched = self._runner.vocabulary_shard, begun.launched
         assert shard is not None
         assert launched.logits is not None
@@ -232,8 +236,8 @@ def _walked(result: torch.Tensor, num_trees: int, shape: _Shape) -> torch.Tensor
 
 @njit(cache=True, nogil=True)
 def _outcomes(values, num_trees, width):  # type: ignore[no-untyped-def]
-    """Nodes, ends and next tokens as of `Emitted`, and whether all of the latter are told. values: int64, the first
-    num_trees * width of them are walked trees."""
+    """Nodes, ends and next tokens as of `Emitted`, and whether every next token is determined. values: int64, of which
+    the first num_trees * width are walked trees."""
     nodes, ends = np.empty(num_trees * (width - 2), np.int32), np.zeros(num_trees + 1, np.int64)
     next_tokens = np.empty(num_trees, np.int64)
     count, is_told = 0, True
@@ -248,8 +252,8 @@ def _outcomes(values, num_trees, width):  # type: ignore[no-untyped-def]
 
 
 def _successors(values: np.ndarray, rows: int, k: int) -> Successors | None:
-    """values: int64, of `likeliest_of` for at least so many rows."""
+    """A copy of the first `rows` rows. values: int64, as `likeliest_of` writes them."""
     if not k:
         return None
-    ids, bits = np.ascontiguousarray(values[: rows * k].view(np.int32).reshape(-1, 2).T)
+    ids, bits = values[: rows * k].view(np.int32).reshape(-1, 2).T.copy()
     return Successors(ids, bits.view(np.float32), k)

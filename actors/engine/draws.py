@@ -1,4 +1,4 @@
-"""What a round asks of the logits, and what it gets."""
+"""What a round draws from its logits, and the outcome."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Draws:
 
 @dataclass(slots=True)
 class Emitted:
-    """What the target says after each of T trees of together N nodes."""
+    """The outcome of T trees that have N nodes together."""
 
     nodes: np.ndarray  # int32: accepted nodes of all trees
-    ends: np.ndarray  # int64 [T + 1]: where those of each tree begin and end
+    ends: np.ndarray  # int64 [T + 1]: offsets of each tree's accepted nodes
     next_tokens: np.ndarray  # int64 [T]
     successors: Successors | None  # None: not asked for
-    logits: torch.Tensor | None  # [T + N or more, vocab]; None: not to be kept
+    logits: torch.Tensor | None  # [T + N or more, vocab]; None: not kept

@@ -1,4 +1,4 @@
-"""Rounds whose tokens are drawn by the host's code, wherever the model is."""
+"""Rounds whose tokens the host draws, on whatever device the model is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HostRounds:
         self._runner = runner
 
     def begin(self, round: PlannedRound, draws: Draws | None) -> Emitted | None:
-        """Compute the rows and draw. draws: None: nothing is drawn."""
+        """Compute the rows and draw tokens. draws: None if nothing is drawn."""
         logits = self._logits(round)
         return None if draws is None else _emit(logits, round, draws)
 
@@ -30,7 +30,7 @@ class HostRounds:
         return begun
 
     def _logits(self, round: PlannedRound) -> torch.Tensor:
-        """[T + nodes, vocab] of all that is drawn from."""
+        """Logits of the rows that tokens are drawn from, [T + nodes, vocab]."""
         if isinstance(self._runner, ModelRunner):
             batch = round.pack()
             return self._runner.forward(batch, wanted_rows(round.items, batch.first_rows))

@@ -1,4 +1,4 @@
-"""A round whose sequences have taken in their deltas: what of it is computed, and what is drawn from."""
+"""A round whose deltas have been applied: the rows to compute, and the rows to draw tokens from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlannedRound:
 
     sequences: Sequences[Sequence]
     items: np.ndarray  # ITEM [S]
-    trees: Trees  # of all S, as far as there is room for their nodes
+    trees: Trees  # of all S, cut to the nodes that the sequences have room for
     num_emitting: int  # T
 
     @property
@@ -33,7 +33,7 @@ class PlannedRound:
 
     @property
     def emitting_trees(self) -> Trees:
-        """The trees of the T sequences that emit. They have all the nodes."""
+        """The trees of the T sequences that emit; the others have no nodes."""
         if self.num_emitting == len(self.items):
             return self.trees
         offsets = np.zeros(self.num_emitting + 1, np.int64)
@@ -62,7 +62,7 @@ class PlannedRound:
 
 
 def row_sampling(sequences: Sequences[Sequence], trees: Trees) -> RowSampling:
-    """As `PlannedRound.sampling`, of sequences with a tree each."""
+    """As `PlannedRound.sampling`, for sequences that all emit. trees: one for each."""
     samplings = [sequence.sampling for sequence in sequences]
     lengths = np.array([sequence.length for sequence in sequences])
     row_sequence, positions = logit_places(trees.parents, trees.offsets, lengths)
@@ -73,8 +73,11 @@ def row_sampling(sequences: Sequences[Sequence], trees: Trees) -> RowSampling:
 
 
 def planned(taken: TakenIn, trees: Trees) -> PlannedRound:
-    """Those that are ready. trees: of all that were asked for. A tree before the last token is computed is left out.
-    One without enough room is cut to its first nodes: under rejection the choice must not depend on the tokens."""
+    """The round of the sequences that are ready. trees: one for each item of `taken`.
+
+    A sequence with tokens left to compute gets no tree. A tree that there is too little room for is cut to its first
+    nodes: under the rejection rule, the choice of nodes must not depend on their tokens.
+    """
     items = taken.items
     if taken.num_ready == len(items) and taken.num_nodes == len(trees.tokens):
         return PlannedRound(cast("Sequences[Sequence]", taken.sequences), items, trees, taken.num_emitting)

@@ -1,8 +1,8 @@
-"""A round that the router has sent ahead, made ready while the device computes the round before it.
+"""Prepares a round that the router has sent ahead while the device computes the round before it.
 
-What depends on the outcome is left to compiled passes over all sequences (`next_round`), so that little has to be done
-between two rounds. No outcome is guessed, and nothing is changed before it is known, so a prepared round that is not
-begun leaves no trace.
+Work that depends on the outcome of that round is left to compiled passes over all sequences (`next_round`), so that
+little has to be done between the two rounds. No outcome is guessed, and no state changes before it is known, so a
+prepared round that does not begin has nothing to undo.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actors.round_ahead import Guesses, foresee, guesses_of, is_carried_out
 
 
 class PreparedRound(NamedTuple):
-    """A sequences that go on."""
+    """A round sent ahead, for the A sequences that go on after the round before."""
 
     ahead: VerifyAhead
     before: PlannedRound  # the round whose outcome it waits for
@@ -32,15 +32,18 @@ class PreparedRound(NamedTuple):
 
 
 class NextRound(NamedTuple):
-    """What the sequences of a prepared round are told, now that the outcome is known."""
+    """Deltas and trees of a prepared round, made when the outcome of the round before is known."""
 
-    items: np.ndarray  # ITEM [A], with what a message tells
-    tokens: np.ndarray  # int32: those of all deltas
+    items: np.ndarray  # ITEM [A]: the fields that a message sets
+    tokens: np.ndarray  # int32: tokens of all deltas
     trees: Trees  # to verify
 
 
 def prepare(ahead: VerifyAhead, before: PlannedRound) -> PreparedRound | None:
-    """None: no sequence goes on, or its trees are none that a router sends. Valid trees, as of `DraftTree.is_valid`."""
+    """Prepare the round. The trees must be valid (`DraftTree.is_valid`).
+
+    Returns None if no sequence goes on, or if a node is more probable than its parent: no router sends such a tree.
+    """
     places = {before.sequences[place].seq_id: place for place in before.emitting.tolist()}
     finished = set(ahead.finished)
     asked = [item for item in ahead.items if item.seq_id in places and item.seq_id not in finished]
@@ -55,7 +58,7 @@ def prepare(ahead: VerifyAhead, before: PlannedRound) -> PreparedRound | None:
 
 @njit(cache=True, nogil=True)
 def _rises(parents, confidence, offsets):  # type: ignore[no-untyped-def]
-    """Whether a node is more probable than its parent, so that it may be taken without it."""
+    """Whether a node is more probable than its parent: a choice by probability could take it without its parent."""
     for tree in range(len(offsets) - 1):
         first = offsets[tree]
         for node in range(first, offsets[tree + 1]):
@@ -65,7 +68,7 @@ def _rises(parents, confidence, offsets):  # type: ignore[no-untyped-def]
 
 
 def next_round(prepared: PreparedRound, emitted: Emitted) -> NextRound | None:
-    """The round after this outcome of the round before; None: it is declined."""
+    """The round that follows this outcome of the round before; None if the target declines it."""
     before, places = prepared.before, prepared.places
     items = np.zeros(len(places), ITEM)
     tokens, ends = np.empty(len(places) + len(emitted.nodes), np.int32), np.empty(len(places) + 1, np.int64)
@@ -82,7 +85,7 @@ def next_round(prepared: PreparedRound, emitted: Emitted) -> NextRound | None:
 def _tell(  # type: ignore[no-untyped-def]
     before, tree_tokens, tree_parents, offsets, nodes, ends, next_tokens, places, items, tokens, token_ends
 ):
-    """Fill what deltas tell: items, the tokens of all of them, and where those of each begin and end."""
+    """Fill the deltas: their items, the tokens of all of them, and the offsets of each delta's tokens."""
     tree_of = np.cumsum(before["is_last"]) - 1  # among those that emit
     count = 0
     token_ends[0] = 0

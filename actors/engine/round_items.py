@@ -25,7 +25,8 @@ ITEM = np.dtype(
 )
 NUM_TOLD = 5  # fields that come from a message
 # READY: has room for everything. SHORT: a sequence whose arrays or blocks must grow. NEW: the delta begins it.
-# STALE: unknown, of another length, or with nothing left to compute: logits are not kept. STARVED: set by the caller.
+# STALE: the sequence is unknown, has another length, or has nothing left to compute, because its logits were not kept.
+# STARVED: set by the caller.
 READY, SHORT, NEW, STALE, STARVED = range(5)
 
 
@@ -84,8 +85,8 @@ def judge_deltas(items, tokens, accepted):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def apply_deltas(items, tokens, accepted, moves):  # type: ignore[no-untyped-def]
-    """Append the tokens of the items that are ready, keep accepted nodes, and say what is to be computed. Items that
-    began just now have their tokens.
+    """Append the tokens of the items that are ready, keep accepted nodes, and set what is to be computed.
+    Sequences that begin in this round have their tokens already.
 
     moves: int64 [2, accepted]; filled with slots to copy, sources and destinations. Returns their number, and those of
     items with full blocks, of items that are ready, of those among them that emit, and of the draft nodes that they

@@ -27,8 +27,8 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     """Run a few forwards; (rows, seconds) of a forward by its rows, in a context of one token.
 
     To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. The
-    first round samples two sequences with draft trees, because the first of its kind compiles kernels, as the first one
-    does that was sent ahead. The engine holds no sequence before or after.
+    first round samples two sequences with draft trees, and the next one is sent ahead: the first round of either kind
+    compiles kernels. The engine holds no sequence before or after.
     """
     prompt = np.ones(2, dtype=np.int32)
     sampled = SequenceStart(_SAMPLING, len(prompt), "warm-up")
@@ -93,7 +93,7 @@ def _flat_tree(count: int) -> DraftTree:
 
 
 def _follow_once(engine: TargetEngine, item: VerifyItem) -> None:
-    """Run a round, and one after it that was sent ahead."""
+    """Run a round, and after it one that was sent ahead."""
     begun = engine.begin(VerifyBatch(0, [item]))
     prepared = engine.prepare(VerifyAhead(1, 0, [AheadItem(item.delta.seq_id, None, 0)]), begun)
     engine.settle(begun)

@@ -1,9 +1,10 @@
 """Sums and gathers over the ranks of a tensor-parallel group, as operators that torch's compiler does not look into.
 
 On CUDA, sums of decoding rounds go through symmetric memory, where ranks read each other's buffers: one kernel up to
-512 KiB; above, the switch adds up where it can (multimem). What is larger, and every sum where symmetric memory is not
-to be had or gives other sums, goes through NCCL; on CPUs through gloo. These add up an element in an order that
-depends on its place; after `sum_in_rank_order`, ranks exchange their parts whole and add them up in one order.
+512 KiB; above, the switch adds up where it can (multimem). Larger sums go through NCCL, and so does every sum if
+symmetric memory is missing or gives other sums than NCCL. CPUs use gloo. NCCL and gloo add up an element in an order
+that depends on its place. After `sum_in_rank_order`, each rank gets the whole parts of all ranks and adds them up in
+the order of ranks.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ _is_in_rank_order = False
 
 
 def sum_in_rank_order() -> None:
-    """Sum so from now on that the bits of an element do not depend on its place. All ranks call this."""
+    """From now on, add up the parts in the order of ranks, so that the bits of an element do not depend on its place.
+    All ranks call this."""
     global _is_in_rank_order
     _is_in_rank_order = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +123,8 @@ def refuse_encoder(source: ModelSource, what: str) -> None:
         raise ModelError(f"model {source.spec!r}: {config.model_type} has an encoder; {what} needs a model without")
 
 
-def check_exact(options: TargetOptions, device: str) -> None:
-    """Raises ModelError where `exact: bitwise` cannot be kept."""
-    if options.exact == "bitwise" and device != "cpu" and importlib.util.find_spec("triton") is None:
-        raise ModelError(f"exact is 'bitwise' with device {device!r}; without Triton it needs cpu")
+def check_exact(options: TargetOptions) -> None:
+    """Raises ModelError for options that contradict `exact: bitwise`."""
     if options.exact == "bitwise" and options.attention is not None:
         raise ModelError(
             f"attention is {options.attention!r} and exact is 'bitwise', which has attention of its own; leave one out"
@@ -135,7 +132,7 @@ def check_exact(options: TargetOptions, device: str) -> None:
 
 
 def check_attention(options: ModelOptions, device: str) -> None:
-    """Raises ModelError where the attention that is asked for does not run on a device."""
+    """Raises ModelError for attention that no device of this kind computes."""
     if options.attention in ("triton_tree", "flashinfer") and not device.startswith("cuda"):
         raise ModelError(f"attention is {options.attention!r} with device {device!r}; it needs a GPU: choose 'padded'")
 

@@ -47,9 +47,9 @@ class WhileLoading(QuantizationConfigMixin):
         self.quantization: Quantization = quantization
         self.ranks = ranks
         self.keep_head = keep_head
-        self.problem: ModelError | None = None  # that a layer has met, of which the loader only says that there was one
+        self.problem: ModelError | None = None  # of a layer; the loader reports only that there was one
 
-    def __deepcopy__(self, _: object) -> WhileLoading:  # who made it reads the problem
+    def __deepcopy__(self, _: object) -> WhileLoading:  # the caller reads `problem` on its own object
         return self
 
 

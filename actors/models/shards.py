@@ -142,7 +142,7 @@ def unwrap_shards(model: PreTrainedModel) -> None:
 
 
 def check_unwrapped(model: PreTrainedModel) -> None:
-    """Raises ModelError for a model that kept a wrapper, whose collectives are the library's."""
+    """Raises ModelError for a model that still has a wrapper of transformers, which uses collectives of its own."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             style = model.tp_plan.get(replace_layer_number_by_wildcard(name.rpartition(".")[0]))

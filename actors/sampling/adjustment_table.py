@@ -1,4 +1,4 @@
-"""Penalties and biases of sequences on a device, where they stay from round to round: only what changes is sent."""
+"""Penalties and biases of sequences, kept on the device from round to round: a round sends only the changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _numbers = count(1)
 
 
 class AdjustmentTable:
-    """Each sequence has a part of one tensor. When that is full, all parts are given up, and sequences get new ones as
-    they are asked for.
+    """Each sequence has a part of one tensor. When the tensor is full, all parts are released, and each sequence gets a
+    new one in the next round that needs it.
 
-    A round calls `assign`, sends `updates`, and `confirm`s when the device has them. What was not confirmed is sent
-    again, with everything else.
+    A round calls `assign`, sends `updates`, and calls `confirm` when the device has them. If it does not, all parts are
+    released and sent again.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class AdjustmentTable:
         self.tensor = torch.zeros(capacity + 1, _WORDS, dtype=torch.int64, device=self._device)
 
     def _forget(self) -> None:
-        self._number = next(_numbers)  # by which a sequence knows whether its part is still its own
+        self._number = next(_numbers)  # of the current parts; a sequence with another number has none
         self._used = 0
         # int64 [n] places in the tensor, and contents, [n, _WORDS]; those of padding go to the last place
         self.updates = _NO_UPDATES
@@ -74,8 +74,8 @@ class AdjustmentTable:
 
 @njit(cache=True, nogil=True)
 def _assign_parts(addresses, number, used, capacity):  # type: ignore[no-untyped-def]
-    """Give a part to each sequence that has none or has outgrown it. Returns what is used then, -1 if it does not fit,
-    the number of updates, and what the sequences need in an empty table."""
+    """Give a part to each sequence that has none or has outgrown its own. Returns the used size of the table, -1 if the
+    parts do not fit; the number of updates; and the size that the sequences need in an empty table."""
     num_updates = needed = 0
     for address in addresses:
         record = sampling_at(address)[0][0]
@@ -93,7 +93,7 @@ def _assign_parts(addresses, number, used, capacity):  # type: ignore[no-untyped
 
 @njit(cache=True, nogil=True)
 def _collect(addresses, places, contents):  # type: ignore[no-untyped-def]
-    """Fill in the updates of all sequences, which have none after that. Returns their number."""
+    """Write the updates of all sequences and clear them in the sequences. Returns their number."""
     at = 0
     for address in addresses:
         record = sampling_at(address)[0][0]

@@ -63,17 +63,17 @@ def pack_sampling(
 
 
 def words_of(num_rows: int, num_adjustments: int) -> int:
-    """int64 words of so many rows, with padding of their adjustments."""
+    """int64 words of this many rows and adjustments, with padding of the adjustments."""
     return num_rows * ROW_WORDS + _tier(num_adjustments, _FIRST_ADJUSTMENTS) * _ADJUSTMENT_WORDS
 
 
 def slots_of(num_rows: int, num_adjusted: int) -> int:
-    """Slots for the adjusted ones of so many rows, with padding."""
+    """Slots for the rows with adjustments, with padding."""
     return min(num_rows, _tier(num_adjusted, _FIRST_SLOTS))
 
 
 def sampling_in(words: np.ndarray, num_rows: int, size: int, num_adjustments: int) -> RowSampling:
-    """What is packed in words, int64: num_rows rows, with padding `size`, then as many adjustments."""
+    """The parameters in packed words, int64: num_rows rows, padded to `size` rows, then num_adjustments adjustments."""
     rows = words[: num_rows * ROW_WORDS].view(ROW)
     adjustments = words[size * ROW_WORDS :][: num_adjustments * _ADJUSTMENT_WORDS].view(ADJUSTMENT)
     return RowSampling(rows, adjustments)
@@ -96,8 +96,8 @@ def word_of(field: str) -> int:
 
 @njit(cache=True, nogil=True)
 def complete_rows(packed, num_rows):  # type: ignore[no-untyped-def]
-    """Fill ROW [R] behind its first num_rows rows with rows of argmax, and give a slot to each row that has
-    adjustments. Returns the number of slots, and whether a row truncates."""
+    """Fill the padding of ROW [R] after its first num_rows rows with argmax rows, and give a slot to each row with
+    adjustments. Returns the number of slots, and whether any row truncates."""
     num_slots, truncates = 0, False
     for row in range(len(packed)):
         record = packed[row]

@@ -103,14 +103,12 @@ def rows_for(
     row_sequence: np.ndarray,
     positions: np.ndarray,
     paths: Paths | Sequence[np.ndarray] | None = None,
-    *,
-    is_in_table: bool = False,
 ) -> RowSampling:
     """Sampling parameters of R rows; row r belongs to sequences[row_sequence[r]].
 
     row_sequence: int [R]. positions: int [R], index of the token that the row produces. paths: that of each row, empty
-    for root rows; None is allowed when no sequence uses history. is_in_table: what rows of a sequence share is found
-    where an `AdjustmentTable` has it. Raises ValueError for paths that are missing or too few.
+    for root rows; None is allowed when no sequence uses history. Raises ValueError for paths that are missing or too
+    few.
     """
     num_rows = len(row_sequence)
     if paths is None:
@@ -123,12 +121,12 @@ def rows_for(
         raise ValueError(f"paths has {len(paths.offsets) - 1} entries; it must have one per row, {num_rows}")
     records = np.empty(num_rows, ROW)
     addresses = addresses_of(sequences)
-    ranges, room = shared_ranges(addresses, is_in_table)
+    ranges, room = shared_ranges(addresses, False)
     adjustments = np.empty(room + len(paths.tokens), ADJUSTMENT)
     used = fill_records(
         addresses,
         ranges,
-        is_in_table,
+        False,
         np.asarray(row_sequence, np.int64),
         np.asarray(positions, np.int64),
         np.asarray(paths.tokens, np.int32),
@@ -150,7 +148,10 @@ def _joined(paths: Sequence[np.ndarray]) -> Paths:
 
 @njit(cache=True, nogil=True)
 def shared_ranges(addresses, is_in_table):  # type: ignore[no-untyped-def]
-    """Where the adjustments of each sequence begin and end, int32 [S, 2], and how many go with the rows."""
+    """Where the adjustments of each sequence begin and end, int32 [S, 2], and how many go with the rows.
+
+    is_in_table: an `AdjustmentTable` has them, and none go with the rows.
+    """
     ranges, end = np.empty((len(addresses), 2), np.int32), 0
     for s in range(len(addresses)):
         record = sampling_at(addresses[s])[0][0]
@@ -168,7 +169,8 @@ def shared_ranges(addresses, is_in_table):  # type: ignore[no-untyped-def]
 def fill_records(  # type: ignore[no-untyped-def]
     addresses, ranges, is_in_table, row_sequence, positions, path_tokens, path_offsets, records, adjustments
 ):
-    """Fill records and adjustments; the number of the latter. Arguments as of `rows_for`; ranges: `shared_ranges`."""
+    """Fill records and adjustments; returns the number of the latter. Arguments: as of `rows_for` and `shared_ranges`,
+    which gives the ranges."""
     used = 0
     for s in range(0 if is_in_table else len(addresses)):
         if ranges[s, 1] > used:

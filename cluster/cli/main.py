@@ -20,9 +20,11 @@ def main() -> None:
     _keep_interrupts()
     # Where colorama is installed, numba would colour its errors with it, and that writes an escape code at the exit.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    disabled = os.environ.get("NUMBA_DISABLE_JIT", "0")
+    if disabled not in ("", "0"):
         print(
-            "paceline: NUMBA_DISABLE_JIT is set; compiled functions do not run without numba's compiler",
+            f"paceline: NUMBA_DISABLE_JIT is {disabled!r}; unset it or set it to 0: compiled functions need numba's "
+            "compiler",
             file=sys.stderr,
         )
         sys.exit(2)

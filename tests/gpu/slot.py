@@ -2,9 +2,9 @@
 
     python3 tests/gpu/slot.py --part 1 [--out DIR] [--dry] [--only NAME]
 
-Needs torch with CUDA, transformers, Triton, numba and the packages that the project's own files import: msgspec,
-pydantic, hypothesis, and for part 3 pyzmq, redis and zstandard. No Ray and no network; models are made on the
-device. --dry runs every experiment with tiny shapes on the CPU, where Triton's interpreter runs the kernels.
+Needs torch with CUDA, transformers, Triton, numba, msgspec and pydantic, and part 3 also pyzmq, redis, zstandard,
+cryptography and prometheus-client. No Ray and no network; models are made on the device. --dry runs
+every experiment with tiny shapes on the CPU, where Triton's interpreter runs the kernels.
 
 Results are written after every row, as JSON, so that a run that is stopped keeps what it has measured. A part ends at
 its deadline, within a row if need be; tables of all rows come last.

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from actors.eagle.head_outputs import HeadOutputs
 from actors.engine.device_rounds import DeviceRounds
+from actors.engine.host_copy import HostCopy
 from actors.engine.model_runner import ModelRunner
 from actors.engine.rank_group import leave_group
 from tests.gpu import launches
@@ -70,6 +71,17 @@ def test_launches_and_copies_of_a_round_are_within_their_limits(shape, sequences
     row = row_of(shape, sequences, sampled, nodes, compiled=compiled, **ON_DEVICE)
     check(row | {"compiled": compiled})
     assert row["kernels a layer"] >= 10
+
+
+@needs_triton
+def test_through_a_pinned_buffer_results_come_back_in_one_copy(monkeypatch):
+    plain, waits = HostCopy.__init__, []
+    monkeypatch.setattr(HostCopy, "__init__", lambda self, device: plain(self, device, lambda: waits.append(device)))
+    engine_of.cache_clear()
+    row = row_of("8B", 8, True, 7, **ON_DEVICE)
+    engine_of.cache_clear()
+    check(row | {"compiled": False})
+    assert waits
 
 
 @needs_triton

@@ -221,7 +221,7 @@ def test_length_limits_are_exact(model_dirs):
     full = local.generate([[65] * 250], ignore_eos=True)[0]  # the default: as far as there is room
     assert (len(full.token_ids), full.finish_reason) == (6, "length")  # the model has 256 positions
     assert len(local.generate([[65] * 250], max_new_tokens=6, ignore_eos=True)[0].token_ids) == 6
-    with pytest.raises(InvalidRequest, match=r"max_new_tokens is 7; with 250 of the prompt .* the 256 tokens there"):
+    with pytest.raises(InvalidRequest, match=r"max_new_tokens is 7; with the 250 tokens .* the limit of 256"):
         local.generate([[65] * 250], max_new_tokens=7)
 
 

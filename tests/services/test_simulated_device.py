@@ -7,18 +7,13 @@ import pytest
 from tests.bench.bench_simulated_device import KINDS, simulate, simulate_draft_worker
 
 
-@pytest.mark.parametrize(("ms", "sequences"), [(7, 1), (10, 1), (10, 8)])
+@pytest.mark.parametrize("sequences", [1, 8, 32])
+@pytest.mark.parametrize("ms", [4, 10])
 def test_a_device_idles_at_most_5_percent_where_rounds_are_sent_ahead_and_outcomes_are_few(ms, sequences):
-    serial, ahead = (simulate(mode, KINDS["no drafts"], ms / 1e3, sequences, 90) for mode in ("off", "on"))
-    assert ahead.used == ahead.sent >= 80
+    serial, ahead = (simulate(mode, KINDS["no drafts"], ms / 1e3, sequences, 60) for mode in ("off", "on"))
+    assert ahead.used == ahead.sent >= 60
     assert ahead.idle <= 0.05 < serial.idle
     assert ahead.tokens_per_s > 1.03 * serial.tokens_per_s
-
-
-@pytest.mark.parametrize("sequences", [1, 8])
-def test_the_routers_part_of_the_idle_time_is_small_on_the_fastest_device_too(sequences):
-    ahead = simulate("on", KINDS["no drafts"], 0.004, sequences, 90)
-    assert ahead.router_idle <= 0.05
 
 
 def test_text_that_drafters_foresee_is_computed_without_waiting_for_the_router():

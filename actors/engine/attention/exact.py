@@ -99,8 +99,11 @@ class ExactPlan:
         if window not in self._contexts:
             slots, starts = visible_slots(self._batch, self._first, self._last, window)
             self._contexts[window] = torch.from_numpy(slots).to(query.device), torch.from_numpy(starts).to(query.device)
-        attend = _attend_on_gpu if query.is_cuda else _attend_on_cpu
-        return attend(query, keys, values, *self._contexts[window], scoring)
+        if query.is_cuda:
+            from actors.engine.attention.exact_kernel import attend_rows  # Triton is not installed everywhere
+        else:
+            attend_rows = _attend_on_cpu
+        return attend_rows(query, keys, values, *self._contexts[window], scoring)
 
 
 def _attend_on_cpu(
@@ -127,17 +130,3 @@ def _attend_on_cpu(
         output,
     )
     return torch.from_numpy(output).to(query.dtype)
-
-
-def _attend_on_gpu(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    context: torch.Tensor,
-    starts: torch.Tensor,
-    scoring: Scoring,
-) -> torch.Tensor:
-    """As `_attend_on_cpu`."""
-    from actors.engine.attention.exact_kernel import attend_rows  # Triton is not installed everywhere
-
-    return attend_rows(query, keys, values, context, starts, scoring.scale, scoring.softcap or 0.0)

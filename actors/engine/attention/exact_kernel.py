@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from actors.engine.attention.interface import Scoring
+
 _BLOCK_KEYS = 32  # that a program reads at a time, from the row's first visible slot on
 
 
@@ -97,14 +99,14 @@ def attend_rows(
     values: torch.Tensor,
     context: torch.Tensor,
     starts: torch.Tensor,
-    scale: float,
-    softcap: float,
+    scoring: Scoring,
 ) -> torch.Tensor:
     """query [tile, heads, head_dim], keys and values [slots, kv_heads, dim] -> [tile, heads, value_dim].
 
     context: int64, visible slots of row 0, of row 1, ...; starts: int64 [rows + 1], each row's first place in it. Rows
-    of the tile after these are padding and give zeros. softcap: 0 for none.
+    of the tile after these are padding and give zeros.
     """
+    softcap = scoring.softcap or 0.0
     query, keys, values = (
         tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, keys, values)
     )
@@ -125,7 +127,7 @@ def attend_rows(
             keys.stride(1),
             values.stride(0),
             values.stride(1),
-            scale,
+            scoring.scale,
             softcap,
             **row_constants(heads, kv_heads, head_dim, value_dim, has_softcap=softcap > 0.0),
         )

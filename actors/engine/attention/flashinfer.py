@@ -1,7 +1,7 @@
 """Attention by FlashInfer's kernels for paged caches. The extra `flashinfer` installs them.
 
-FlashInfer plans a forward on the host and copies its plan and the arrays it is given to the device itself. A round in
-which a tree branches is planned with a mask of one bit for each row and slot, any other as causal.
+FlashInfer plans a forward on the host, and itself copies the plan and its input arrays to the device. A round with a
+branching tree is planned with a mask that has one bit for each row and slot; other rounds are causal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.engine.batch import PackedBatch
 from actors.engine.kv_cache import KvCache
 from actors.errors import ModelError
 
-# Sums of split contexts. Those of 64 heads of 128 exceed the 128 MiB that FlashInfer's documentation recommends.
+# For sums over split contexts: with 64 heads of 128 they exceed the 128 MiB that FlashInfer's documentation recommends.
 _WORKSPACE_BYTES = 384 << 20
 _DTYPES = (torch.float16, torch.bfloat16)
 _CHOOSE = "choose 'triton_tree' or 'padded'"
@@ -86,7 +86,7 @@ class FlashInferPlan:
         np.cumsum(num_pages, out=page_starts[1:])
         pages = [table[:count] for table, count in zip(batch.block_tables, num_pages, strict=True)]
         bits, bit_starts = visible_bits(batch, window) if branches else (None, None)
-        # Only the kernels of fa2 take masks, and a wrapper keeps the kernels that `auto` has chosen once.
+        # Only the fa2 kernels take masks, and a wrapper keeps the kernels that `auto` chose at its first plan.
         wrapper = self._flashinfer.wrapper(kind, "fa2" if branches else "auto")
         wrapper.plan(
             torch.from_numpy(batch.first_rows),
@@ -100,20 +100,20 @@ class FlashInferPlan:
             page_size=batch.block_size,
             packed_custom_mask=None if bits is None else torch.from_numpy(bits),
             causal=not branches,
-            # FlashInfer's window counts rows, ours positions, which differ in trees: there, the mask has it.
+            # FlashInfer's window counts slots, ours positions. They differ in trees, whose mask includes it.
             window_left=-1 if branches or window is None else window - 1,
             sm_scale=scoring.scale,
             logits_soft_cap=scoring.softcap,
             q_data_type=query.dtype,
         )
         if bit_starts is not None:
-            # FlashInfer takes the bits' offsets for bytes' where the mask is packed already (its pull request 2201).
+            # For packed masks, FlashInfer uses offsets in bits as offsets in bytes (its pull request 2201).
             wrapper._mask_indptr_buf.copy_(torch.from_numpy(bit_starts))
         return wrapper
 
 
 def _check(query: torch.Tensor, scoring: Scoring, shares_values: bool) -> None:
-    """Raises ModelError for a layer that FlashInfer does not compute, or does by another class."""
+    """Raises ModelError for a layer that FlashInfer does not compute, or computes with another class."""
     for is_found, what in (
         (scoring.sinks is not None, "attention sinks"),
         (shares_values, "latent attention"),

@@ -9,8 +9,8 @@ import torch
 
 from actors.engine.batch import PackedBatch
 
-# The fewest prompt rows that a router plans for a round. With fewer, the tree kernel shares the keys of a row out among
-# programs, which torch's kernel for ragged batches does not.
+# Routers plan no fewer prompt rows for a round. With fewer rows, the tree kernel splits the keys of a row among
+# programs; torch's kernel for ragged batches does not.
 CHUNK_ROWS = 256
 
 
@@ -24,7 +24,7 @@ class PromptChunks(NamedTuple):
     key_starts: torch.Tensor  # int32 [n + 1]: offsets into `key_slots`
     most_rows: int  # of a sequence
     most_keys: int
-    other_context: int  # slots of the longest other sequence; 0 without
+    other_context: int  # slots of the longest other sequence; 0 if there is none
 
 
 class PackedChunks(NamedTuple):

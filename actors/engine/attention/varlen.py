@@ -23,7 +23,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 class VarlenPlan:
-    """`AttentionPlan` of one forward. Layers that torch's kernel does not compute are left to the tree kernel whole."""
+    """`AttentionPlan` of one forward. Layers that torch's kernel does not support are left to the tree kernel."""
 
     def __init__(self, rows: TreeRows, kv: KvCache, block_size: int, max_context: int, chunks: PromptChunks) -> None:
         """Arguments as of `TreePlan`. chunks: of the same forward."""

@@ -6,10 +6,25 @@ of 0 is none.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from actors.engine.batch import PackedBatch
+
+
+class _View(NamedTuple):
+    """Arrays of a `PackedBatch`, for compiled functions."""
+
+    first_rows: np.ndarray
+    contexts: np.ndarray
+    tree_starts: np.ndarray
+    visible_ends: np.ndarray
+    ancestors: np.ndarray
+    positions: np.ndarray
+    node_positions: np.ndarray
+    block_tables: np.ndarray
 
 
 def hidden_slots(
@@ -20,121 +35,78 @@ def hidden_slots(
 
     Rows and slots after a sequence's own are padding: its rows see slot 0 alone.
     """
-    if num_rows == 1 and _sees_all(*_visibility(batch), batch.contexts, sequences, num_slots, window or 0):
+    view = _view(batch)
+    if num_rows == 1 and _sees_all(view, sequences, num_slots, window or 0):
         return None  # several rows never see the same: each sees its own slot and none after it
-    return _hidden_slots(*_visibility(batch), batch.contexts, sequences, num_rows, num_slots, window or 0)
+    return _hidden_slots(view, sequences, num_rows, num_slots, window or 0)
 
 
 def visible_slots(batch: PackedBatch, first: int, last: int, window: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Physical slots that the rows first to last - 1 see, concatenated, each row's in order of position, int64, and
     int64 [last - first + 1] offsets into them."""
-    slots, starts = _visible_slots(
-        *_visibility(batch), batch.contexts, batch.block_tables, batch.block_size, first, last, window or 0
-    )
+    slots, starts = _visible_slots(_view(batch), batch.block_size, first, last, window or 0)
     return slots, starts
 
 
 def visible_bits(batch: PackedBatch, window: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Which logical slots each row sees: bits of uint8, the lowest first, and int32 [S + 1] offsets of the sequences'
-    bytes. The bits of a sequence are those of its rows in turn, one for each slot of its context."""
+    """Bits that say which logical slots each row sees, packed in uint8 from the lowest bit on, and int32 [S + 1]
+    offsets of the sequences' bytes. A sequence has one bit for each of its rows and each slot of its context."""
     sizes = np.diff(batch.first_rows).astype(np.int64) * batch.contexts
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(-(-sizes // 8), out=starts[1:])
-    bits = _visible_bits(*_visibility(batch), batch.contexts, starts, window or 0)
+    bits = _visible_bits(_view(batch), starts, window or 0)
     return bits, starts.astype(np.int32)
 
 
-def _visibility(batch: PackedBatch) -> tuple[np.ndarray, ...]:
-    return (
-        batch.first_rows,
-        batch.tree_starts,
-        batch.visible_ends,
-        batch.ancestors,
-        batch.positions,
-        batch.node_positions,
-    )
+def _view(batch: PackedBatch) -> _View:
+    return _View(*[getattr(batch, name) for name in _View._fields])
 
 
 @njit(cache=True, nogil=True)
-def _first_visible(position: int, window: int) -> int:
+def _first_visible(view, row, window):  # type: ignore[no-untyped-def]
     """The first committed slot in the window of a row: its index is its position."""
-    return max(0, position - window + 1) if window > 0 else 0
+    return max(0, view.positions[row] - window + 1) if window > 0 else 0
 
 
 @njit(cache=True, nogil=True)
-def _sees_node(ancestors: np.ndarray, node: int, position: int, node_position: int, window: int) -> bool:
-    """ancestors: int64 [words], the row's bits."""
-    is_ancestor = (ancestors[node // 64] >> (node % 64)) & 1 == 1
-    return is_ancestor and (window == 0 or position - node_position < window)
+def _sees_node(view, s, row, node, window):  # type: ignore[no-untyped-def]
+    """Whether a row of sequence s sees a draft node."""
+    is_ancestor = (view.ancestors[row, node // 64] >> (node % 64)) & 1 == 1
+    return is_ancestor and (window == 0 or view.positions[row] - view.node_positions[s, node] < window)
 
 
 @njit(cache=True, nogil=True)
-def _num_visible(
-    row: int,
-    sequence: int,
-    tree_starts: np.ndarray,
-    visible_ends: np.ndarray,
-    ancestors: np.ndarray,
-    positions: np.ndarray,
-    node_positions: np.ndarray,
-    context: int,
-    window: int,
-) -> int:
-    count = max(0, visible_ends[row] - _first_visible(positions[row], window))
-    for node in range(context - tree_starts[sequence]):
-        if _sees_node(ancestors[row], node, positions[row], node_positions[sequence, node], window):
-            count += 1
+def _num_visible(view, s, row, window):  # type: ignore[no-untyped-def]
+    count = max(0, view.visible_ends[row] - _first_visible(view, row, window))
+    for node in range(view.contexts[s] - view.tree_starts[s]):
+        count += _sees_node(view, s, row, node, window)
     return count
 
 
 @njit(cache=True, nogil=True)
-def _sees_all(
-    first_rows: np.ndarray,
-    tree_starts: np.ndarray,
-    visible_ends: np.ndarray,
-    ancestors: np.ndarray,
-    positions: np.ndarray,
-    node_positions: np.ndarray,
-    contexts: np.ndarray,
-    sequences: np.ndarray,
-    num_slots: int,
-    window: int,
-) -> bool:
+def _sees_all(view, sequences, num_slots, window):  # type: ignore[no-untyped-def]
     """Whether the only row of each sequence sees all of num_slots slots."""
-    for s in sequences:
-        row, context = first_rows[s], contexts[s]
-        seen = _num_visible(row, s, tree_starts, visible_ends, ancestors, positions, node_positions, context, window)
-        if seen < num_slots:
+    for s in sequences:  # noqa: SIM110 (numba compiles no generator expressions)
+        if _num_visible(view, s, view.first_rows[s], window) < num_slots:
             return False
     return True
 
 
 @njit(cache=True, nogil=True)
-def _hidden_slots(
-    first_rows: np.ndarray,
-    tree_starts: np.ndarray,
-    visible_ends: np.ndarray,
-    ancestors: np.ndarray,
-    positions: np.ndarray,
-    node_positions: np.ndarray,
-    contexts: np.ndarray,
-    sequences: np.ndarray,
-    num_rows: int,
-    num_slots: int,
-    window: int,
-) -> np.ndarray:
+def _hidden_slots(view, sequences, num_rows, num_slots, window):  # type: ignore[no-untyped-def]
+    """The result of `hidden_slots`."""
     hidden = np.ones((len(sequences), num_rows, num_slots), np.bool_)
     for index, s in enumerate(sequences):
-        own_rows = first_rows[s + 1] - first_rows[s]
+        own_rows = view.first_rows[s + 1] - view.first_rows[s]
         hidden[index, own_rows:, 0] = False  # without a slot the softmax of a padding row is undefined
         for own in range(own_rows):
-            row = first_rows[s] + own
-            begin, end = _first_visible(positions[row], window), visible_ends[row]
+            row = view.first_rows[s] + own
+            begin, end = _first_visible(view, row, window), view.visible_ends[row]
             if begin < end:
                 hidden[index, own, begin:end] = False
-            start = tree_starts[s]
-            for node in range(contexts[s] - start):
-                if _sees_node(ancestors[row], node, positions[row], node_positions[s, node], window):
+            start = view.tree_starts[s]
+            for node in range(view.contexts[s] - start):
+                if _sees_node(view, s, row, node, window):
                     hidden[index, own, start + node] = False
     return hidden
 
@@ -152,66 +124,41 @@ def _set_bits(bits: np.ndarray, begin: int, end: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _visible_bits(
-    first_rows: np.ndarray,
-    tree_starts: np.ndarray,
-    visible_ends: np.ndarray,
-    ancestors: np.ndarray,
-    positions: np.ndarray,
-    node_positions: np.ndarray,
-    contexts: np.ndarray,
-    starts: np.ndarray,  # int64 [S + 1]: offsets of the sequences' bytes
-    window: int,
-) -> np.ndarray:
+def _visible_bits(view, starts, window):  # type: ignore[no-untyped-def]
+    """The bits of `visible_bits`. starts: int64 [S + 1], offsets of the sequences' bytes."""
     bits = np.zeros(starts[-1], np.uint8)
-    for s in range(len(contexts)):
-        start = tree_starts[s]
-        for row in range(first_rows[s], first_rows[s + 1]):
-            place = 8 * starts[s] + (row - first_rows[s]) * np.int64(contexts[s])
-            _set_bits(bits, place + _first_visible(positions[row], window), place + visible_ends[row])
-            for node in range(contexts[s] - start):
-                if _sees_node(ancestors[row], node, positions[row], node_positions[s, node], window):
+    for s in range(len(view.contexts)):
+        for row in range(view.first_rows[s], view.first_rows[s + 1]):
+            place = 8 * starts[s] + (row - view.first_rows[s]) * np.int64(view.contexts[s])
+            _set_bits(bits, place + _first_visible(view, row, window), place + view.visible_ends[row])
+            start = view.tree_starts[s]
+            for node in range(view.contexts[s] - start):
+                if _sees_node(view, s, row, node, window):
                     _set_bits(bits, place + start + node, place + start + node + 1)
     return bits
 
 
 @njit(cache=True, nogil=True)
-def _visible_slots(  # type: ignore[no-untyped-def]
-    first_rows,
-    tree_starts,
-    visible_ends,
-    ancestors,
-    positions,
-    node_positions,
-    contexts,
-    block_tables,
-    block_size,
-    first,
-    last,
-    window,
-):
+def _physical(view, s, slot, block_size):  # type: ignore[no-untyped-def]
+    return np.int64(view.block_tables[s, slot // block_size]) * block_size + slot % block_size
+
+
+@njit(cache=True, nogil=True)
+def _visible_slots(view, block_size, first, last, window):  # type: ignore[no-untyped-def]
     """The result of `visible_slots`."""
+    sequence_of = np.searchsorted(view.first_rows, np.arange(first, last), side="right") - 1
     starts = np.zeros(last - first + 1, np.int64)
-    s = 0
-    for row in range(first, last):
-        while row >= first_rows[s + 1]:
-            s += 1
-        starts[row - first + 1] = starts[row - first] + _num_visible(
-            row, s, tree_starts, visible_ends, ancestors, positions, node_positions, contexts[s], window
-        )
+    for index, s in enumerate(sequence_of):
+        starts[index + 1] = starts[index] + _num_visible(view, s, first + index, window)
     slots = np.empty(starts[-1], np.int64)
-    count = s = 0
-    for row in range(first, last):
-        while row >= first_rows[s + 1]:
-            s += 1
-        for slot in range(_first_visible(positions[row], window), visible_ends[row]):
-            slots[count] = np.int64(block_tables[s, slot // block_size]) * block_size + slot % block_size
+    for index, s in enumerate(sequence_of):
+        row, count = first + index, starts[index]
+        for slot in range(_first_visible(view, row, window), view.visible_ends[row]):
+            slots[count] = _physical(view, s, slot, block_size)
             count += 1
-        start = tree_starts[s]
-        # Ancestors come in order of depth because parents precede children.
-        for node in range(contexts[s] - start):
-            if _sees_node(ancestors[row], node, positions[row], node_positions[s, node], window):
-                slot = start + node
-                slots[count] = np.int64(block_tables[s, slot // block_size]) * block_size + slot % block_size
+        start = view.tree_starts[s]
+        for node in range(view.contexts[s] - start):  # in order of depth: parents precede children
+            if _sees_node(view, s, row, node, window):
+                slots[count] = _physical(view, s, start + node, block_size)
                 count += 1
     return slots, starts

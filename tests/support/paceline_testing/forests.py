@@ -1,11 +1,10 @@
-"""Random batches of the engine: prefill chunks, decoding with draft trees, trees that have grown before."""
+"""Batches of the engine: prefill chunks, decoding with draft trees, trees that have grown before."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import strategies as st
 
 from actors.draft_tree import ancestor_mask, depths_of
 from actors.engine.batch import PackedBatch, SequenceRows, pack
@@ -64,18 +63,3 @@ def forest_of(parts: list[tuple[int, int, list[int], int]], block_size: int = 4)
         for sequence, (known, computed, parents, first_node) in zip(sequences, parts, strict=True)
     ]
     return Forest(rows, pack(rows), block_size, num_blocks * block_size)
-
-
-@st.composite
-def forests(draw: st.DrawFn, max_sequences: int = 3, max_known: int = 60, max_nodes: int = 12) -> Forest:
-    parts = []
-    for _ in range(draw(st.integers(1, max_sequences))):
-        known = draw(st.integers(1, max_known))
-        size = draw(st.sampled_from([0, 1, 3, max_nodes // 2, max_nodes]))
-        parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
-        if draw(st.booleans()):
-            parents = list(range(-1, size - 1))
-        grows = size > 1 and draw(st.booleans())
-        computed = known if grows else draw(st.sampled_from([0, known // 2, known - 1]))
-        parts.append((known, computed, parents, draw(st.integers(1, size - 1)) if grows else 0))
-    return forest_of(parts, draw(st.sampled_from([1, 4, 16])))

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actors.messages import SamplingParams
+from actors.records import addresses_of
 from actors.sampling import sampler
-from actors.sampling.rows import RowSampling, rows_for
-from actors.sampling.sequence_sampling import SequenceSampling
+from actors.sampling.rows import ROW, Paths, RowSampling, fill_records, rows_for, shared_ranges
+from actors.sampling.sequence_sampling import ADJUSTMENT, SequenceSampling
 
 HISTORY = np.array([3, 9, 9, 5, 77, 5, 2], np.int64)
 
@@ -49,6 +50,19 @@ def rows_with(options: list[SamplingParams], *, first_position: int = 7) -> RowS
     count = len(options)
     positions = np.arange(count) + first_position
     return rows_for(sequences, np.arange(count), positions, [HISTORY[:row] for row in range(count)])
+
+
+def rows_of_table(
+    sequences: list[SequenceSampling], row_sequence: np.ndarray, positions: np.ndarray, paths: Paths
+) -> RowSampling:
+    """As `rows_for`, for sequences whose adjustments are in an `AdjustmentTable`, as rounds on a device write them."""
+    addresses = addresses_of(sequences)
+    records, adjustments = np.empty(len(row_sequence), ROW), np.empty(len(paths.tokens), ADJUSTMENT)
+    ranges, _ = shared_ranges(addresses, True)
+    used = fill_records(
+        addresses, ranges, True, row_sequence, positions, paths.tokens, paths.offsets, records, adjustments
+    )
+    return RowSampling(records, adjustments[:used])
 
 
 def logits_of(

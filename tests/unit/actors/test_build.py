@@ -1,14 +1,64 @@
-"""How much memory keys and values take."""
+"""How engines are built: what is refused, and how much memory keys and values take."""
+
+import logging
+import sys
+from contextlib import suppress
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from actors.build import kv_bytes_per_token
+from actors import build
+from actors.build import build_draft_engine, build_target_engine, kv_bytes_per_token
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
-from paceline_testing.tiny_models import make_tiny_model
+from actors.errors import ModelError
+from actors.models.catalog import resolve_model
+from actors.options import DraftOptions, TargetOptions
+from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return resolve_model(str(save_tiny_model(tmp_path_factory.mktemp("model"), layers=1, hidden_size=16)), None)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """choose(capability): models are built for a GPU that is not there."""
+    monkeypatch.setattr(build, "choose_device", lambda device: "cuda")
+
+    def choose(capability):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    return choose
+
+
+@pytest.mark.parametrize(("capability", "missing"), [((7, 5), "a GPU from Ampere"), ((9, 0), "Triton")])
+def test_a_gpu_that_cannot_compile_the_tree_kernels_is_refused_when_the_engine_is_built(
+    on_gpu, monkeypatch, source, capability, missing
+):
+    on_gpu(capability)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ModelError, match=f"'triton_tree' with device 'cuda'; it needs {missing}.*choose 'padded'"):
+        build_target_engine(source, TargetOptions(attention="triton_tree"))
+    with pytest.raises(ModelError, match=f"it needs {missing}"):
+        build_draft_engine(source, DraftOptions(attention="triton_tree"))
+
+
+def test_bitwise_on_a_gpu_needs_triton_and_warns_that_it_is_not_proven(on_gpu, monkeypatch, source, caplog):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    on_gpu((9, 0))
+    options = TargetOptions(exact="bitwise")
+    with caplog.at_level(logging.WARNING), suppress(AssertionError, RuntimeError):
+        build_target_engine(source, options)  # no GPU is here
+    assert [record.message for record in caplog.records if "bitwise" in record.message] == [
+        "exact 'bitwise' is not proven on GPUs: it has only run on CPUs"
+    ]
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ModelError, match="exact is 'bitwise' with device 'cuda'; without Triton it needs cpu"):
+        build_target_engine(source, options)
 
 
 def deepseek():

@@ -1,6 +1,7 @@
 """What a configuration makes of a cluster before anything is started."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,15 @@ def test_attention_of_gpus_is_refused_on_cpus_before_anything_is_started(model, 
             plan_on_gpus(model, **sections)
     assert plan_on_gpus(model, {"attention": attention}).config.target.attention == attention
     assert plan_on_gpus(model, {"device": "cpu", "attention": "padded"}).target_device == "cpu"
+
+
+def test_bitwise_with_an_attention_backend_is_refused_before_anything_is_started(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)  # the driver needs none
+    for attention in ("padded", "triton_tree"):
+        with pytest.raises(ModelError, match=f"attention is '{attention}' and exact is 'bitwise'"):
+            plan_on_gpus(model, {"exact": "bitwise", "attention": attention})
+    for device in ("cpu", "cuda"):
+        assert plan_on_gpus(model, {"exact": "bitwise", "device": device}).target_device == device
 
 
 def asked_gpus(plan):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from actors.engine.attention.padded import _PADDING_FOR_A_CALL, group_sequences, place_rows
 from actors.engine.attention.visibility import hidden_slots, visible_slots
 from actors.engine.batch import num_words
-from paceline_testing.forests import Forest, forest_of, forests, slot_positions
+from paceline_testing.forests import Forest, forest_of, slot_positions
+from paceline_testing.random_forests import forests
 
 WINDOWS = st.sampled_from([None, 1, 2, 7, 40])
 ALONE = {  # a lone row in a context of 9 slots

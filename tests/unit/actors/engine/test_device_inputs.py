@@ -13,7 +13,8 @@ from actors.engine.arena import Arena
 from actors.engine.batch import PackedBatch
 from actors.engine.device_inputs import DeviceInputs, send_inputs
 from actors.engine.row_tiers import row_tier
-from paceline_testing.forests import forest_of, forests
+from paceline_testing.forests import forest_of
+from paceline_testing.random_forests import forests
 
 
 def sent(batch: PackedBatch, padding_slot: int = 9999, arena: Arena | None = None) -> DeviceInputs:

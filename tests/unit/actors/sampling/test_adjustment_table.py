@@ -14,6 +14,7 @@ from actors.sampling import adjustment_table
 from actors.sampling.adjustment_table import AdjustmentTable
 from actors.sampling.rows import Paths, rows_for
 from actors.sampling.sequence_sampling import ADJUSTMENT, SequenceSampling
+from paceline_testing.sampled_rows import rows_of_table
 
 KINDS = [
     {},
@@ -42,7 +43,7 @@ def test_a_table_has_the_adjustments_of_every_round(data):
         index = np.arange(len(chosen))
         paths = Paths(np.tile(path, len(chosen)), np.arange(len(chosen) + 1) * len(path))
         table.assign(addresses_of([one for one in chosen if one.adjusts]))
-        rows = rows_for(chosen, index, index + 9, paths, is_in_table=True)
+        rows = rows_of_table(chosen, index, index + 9, paths)
         outcome = data.draw(st.sampled_from(["done"] * 4 + ["not sent", "not confirmed"]))
         if outcome == "not sent":
             continue

@@ -35,7 +35,16 @@ from actors.sampling.packed_rows import pack_sampling
 from actors.sampling.processors import process_logits
 from actors.sampling.rows import Paths, RowSampling, rows_for
 from actors.sampling.sequence_sampling import SequenceSampling
-from paceline_testing.sampled_rows import TRUNCATING, by_tensors, dtypes, logits_of, params, rows_with, shapes
+from paceline_testing.sampled_rows import (
+    TRUNCATING,
+    by_tensors,
+    dtypes,
+    logits_of,
+    params,
+    rows_of_table,
+    rows_with,
+    shapes,
+)
 from tests.gpu.launches import Counting
 
 pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
@@ -148,7 +157,7 @@ def test_shards_read_the_adjustments_of_sequences_from_a_table(triton_device, op
     paths = Paths(np.concatenate([draft[:depth] for depth in index % 3]), sizes)
     table = AdjustmentTable(triton_device)
     table.assign(addresses_of(samplings))
-    rows = rows_for(samplings, index // 3, index, paths, is_in_table=True)
+    rows = rows_of_table(samplings, index // 3, index, paths)
     table.write(*(torch.from_numpy(part).to(triton_device) for part in table.updates))
 
     logits = logits_of("usual", count, WIDTH, torch.bfloat16, seed)

@@ -160,7 +160,7 @@ TINY = "a model"  # stands for its directory
         (["--model", TINY, "--drafter", "draft_model"], "--draft-model is 'auto'; run: paceline drafter build --targ"),
         (
             ["--model", TINY, "--max-new-tokens", "1024"],
-            "max_new_tokens is 1024; with 1 of the prompt that is more than the",
+            "max_new_tokens is 1024; with the 1 token of the prompt it exceeds the limit of",
         ),
     ],
 )
@@ -271,6 +271,11 @@ def test_a_command_line_that_is_not_utf8_is_no_traceback():
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr == b"paceline: --prompt is 'caf\\udce9 noir'; it must be UTF-8: invalid continuation byte\n"
+
+
+def test_without_numbas_compiler_the_variable_is_named_with_its_value_and_the_remedy(refuse, monkeypatch):
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    assert refuse("--help").startswith("NUMBA_DISABLE_JIT is '1'; unset it or set it to 0: compiled functions need")
 
 
 def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, prompts_file):

@@ -471,6 +471,7 @@ async def test_a_prompt_longer_than_the_model_is_refused_before_any_work(client,
     assert "256" in error["message"]
     error = error_of(await complete(client, prompt=[5] * 200, max_tokens=57), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
+    assert error["message"] == "max_tokens is 57; with the 200 tokens of the prompt it exceeds the limit of 256 tokens"
     long_chat = [{"role": "user", "content": "hello " * 2000}]
     assert error_of(await chat(client, messages=long_chat), 400)["param"] == "messages"
     assert router.requests == []

@@ -13,13 +13,16 @@ from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.interface import Scoring
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.kv_cache import KvCache, LayerShape
-from paceline_testing.forests import Forest, forest_of, forests
+from paceline_testing.forests import Forest, forest_of
+from paceline_testing.random_forests import forests
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 def attended(forest: Forest, scoring: Scoring, heads, dims, dtype, device: torch.device) -> dict[str, torch.Tensor]:
     """[rows, heads, dim] by backend, of the same numbers."""
+    from actors.engine.attention.exact_kernel import attend_rows  # Triton is not installed everywhere
+
     generator = torch.Generator().manual_seed(0)
     num_rows = forest.batch.num_rows
 
@@ -38,7 +41,7 @@ def attended(forest: Forest, scoring: Scoring, heads, dims, dtype, device: torch
 
     padded = PaddedPlan(forest.batch, cache(torch.float32), device, num_rows)
     found = {"padded": padded.attend(0, query.float(), keys.float(), values.float(), scoring)}
-    for name, attend in (("host", exact._attend_on_cpu), ("device", exact._attend_on_gpu)):
+    for name, attend in (("host", exact._attend_on_cpu), ("device", attend_rows)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(exact, "_attend_on_cpu", attend)
             plan = ExactPlan(forest.batch, cache(dtype), 0, num_rows)
@@ -63,12 +66,14 @@ def test_any_batch_attends_as_padded_attention_does(triton_device, forest, heads
 
 
 def test_rows_of_padding_are_zeros_on_the_device(triton_device):
+    from actors.engine.attention.exact_kernel import attend_rows
+
     forest = forest_of([(9, 0, [-1, 0], 0)])
     query = torch.ones(16, 2, 8, device=triton_device)
     kv = KvCache(forest.num_slots, triton_device, [LayerShape(1, 8, 8, torch.float32)])
     plan = ExactPlan(forest.batch, kv, 0, 16)
     context, starts = (torch.from_numpy(array).to(triton_device) for array in (np.zeros(3, np.int64), np.array([0, 3])))
-    output = exact._attend_on_gpu(query, *kv.layer(0), context, starts, Scoring(1.0, None, None))
+    output = attend_rows(query, *kv.layer(0), context, starts, Scoring(1.0, None, None))
     assert plan.slots.tolist()[11:] == [kv.padding_slot] * 5
     assert output.shape == (16, 2, 8)
     assert not output[1:].any()

@@ -24,7 +24,8 @@ from actors.models.source import ModelSource
 from actors.options import DraftOptions, TargetOptions
 from paceline_testing.attention_cases import Case
 from paceline_testing.flashinfer_contract import BatchPrefillWithPagedKVCacheWrapper
-from paceline_testing.forests import Forest, forest_of, forests
+from paceline_testing.forests import Forest, forest_of
+from paceline_testing.random_forests import forests
 from paceline_testing.tiny_models import make_tiny_model
 from tests.unit.actors.engine.attention.test_triton_tree import BRANCHED, gemma2, gpt_oss, greedy_rounds, tiny_llama
 

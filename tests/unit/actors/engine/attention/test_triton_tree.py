@@ -29,8 +29,9 @@ from actors.errors import ModelError
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from paceline_testing.attention_cases import TOLERANCES, Case
 from paceline_testing.drafting import tree_to_verify
-from paceline_testing.forests import forest_of, forests
+from paceline_testing.forests import forest_of
 from paceline_testing.integrity import check_integrity
+from paceline_testing.random_forests import forests
 from paceline_testing.tiny_models import make_tiny_model
 
 GREEDY = SamplingParams(seed=1, temperature=0.0)

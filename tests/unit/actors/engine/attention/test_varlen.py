@@ -25,7 +25,8 @@ from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import ModelRunner
 from actors.engine.recorded_launches import RecordedLaunches
 from paceline_testing.attention_cases import Case
-from paceline_testing.forests import Forest, forest_of, forests
+from paceline_testing.forests import Forest, forest_of
+from paceline_testing.random_forests import forests
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.varlen_contract import varlen_attn
 from tests.unit.actors.engine.attention.test_triton_tree import BRANCHED, greedy_rounds, tiny_llama

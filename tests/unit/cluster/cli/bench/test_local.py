@@ -123,7 +123,7 @@ def test_all_methods_are_measured_on_all_prompts(report):
 
 def test_a_prompt_that_the_model_has_no_room_for_is_named(directory):
     options = LocalOptions(model=str(directory), draft_model="none", compare=True, max_new_tokens=256)
-    with pytest.raises(InvalidRequest, match=r"--max-new-tokens for prompt 1 is 256; with 3. of the prompt"):
+    with pytest.raises(InvalidRequest, match=r"--max-new-tokens for prompt 1 is 256; with the 3. tokens of the prompt"):
         run_local(PROMPTS, options)
 
 
