@@ -18,6 +18,7 @@ from actors.drafters._match_options import Alpha, LenBias, LenThreshold, MatchOp
 from actors.drafters._options import Floor
 from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, Match, TopK, TreeGrowth
 from actors.drafters.contract import CpuDrafter, DraftContext
+from actors.messages import GenerationRequest
 from cache_service.automata import static_automaton, suffix_automaton
 from cache_service.automata.automata_index import Automata, AutomataIndex
 from cache_service.automata.live_tail import Side
@@ -79,6 +80,9 @@ class CacheDrafter(CpuDrafter):
         if index is not None:
             static_automaton.warm_up()
             suffix_automaton.warm_up_documents()
+
+    def may_draft_for(self, request: GenerationRequest) -> bool:
+        return self._index is not None and request.cache != "off"
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[DraftTree]:
         if self._index is None:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.messages import SamplingParams, no_tokens
+from actors.messages import GenerationRequest, SamplingParams, no_tokens
 
 Asked = TypeVar("Asked")
 
@@ -113,6 +113,10 @@ class Drafter(ABC, Generic[Asked]):
 
 class CpuDrafter(Drafter[DraftContext]):
     """A drafter on the CPU of the router. It has `_propose_one`, or its own `propose`."""
+
+    def may_draft_for(self, request: GenerationRequest) -> bool:
+        """Whether it may ever propose something. Asked once for a request: False saves its part of every round."""
+        return True
 
     def propose(self, asked: Sequence[DraftContext]) -> list[DraftTree]:
         return [self._propose_one(context) for context in asked]

@@ -13,6 +13,7 @@ from numba import njit
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import CpuDrafter, DraftContext
+from actors.messages import GenerationRequest
 from cache_service.splitmix64 import hash_pair
 
 # Probability that the next predicted token is right, by the number of right tokens before it (index 0: after a mismatch
@@ -51,6 +52,9 @@ class PredictionDrafter(CpuDrafter):
         sample = np.array([1, 2, 1], np.int32)
         _follow(sample, 0, sample, _bigrams_of(sample), 0, 0)
         _draft(sample, 0, 0, 2, _ACCEPTANCE, 0.0)
+
+    def may_draft_for(self, request: GenerationRequest) -> bool:
+        return len(request.prediction_token_ids) > 0
 
     def forget(self, seq_id: int) -> None:
         self._places.pop(seq_id, None)

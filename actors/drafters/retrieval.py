@@ -17,6 +17,7 @@ from actors.drafters._options import Floor
 from actors.drafters._tree_growth import FLOOR, LEN_THRESHOLD, MIN_CONTINUATION, TopK, TreeGrowth
 from actors.drafters.contract import CpuDrafter, DraftContext
 from actors.errors import ModelError
+from actors.messages import GenerationRequest
 from cache_service.automata.corpus_index import open_index
 from cache_service.automata.static_automaton import StaticAutomaton, warm_up
 from cache_service.automata.suffix_automaton import Cursor
@@ -60,6 +61,9 @@ class RetrievalDrafter(CpuDrafter):
         self._walks: dict[int, _Walk] = {}
         if self._automata:
             warm_up()
+
+    def may_draft_for(self, request: GenerationRequest) -> bool:
+        return bool(self._automata)
 
     def forget(self, seq_id: int) -> None:
         self._walks.pop(seq_id, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 import msgspec
 
@@ -170,8 +171,9 @@ class RouterCore:
 
     def _draft_state(self, request: GenerationRequest) -> DraftState:
         most = self._speculation.max_draft_tokens
+        allowed = self._sources.allowed(request)
         return DraftState(
-            sources=self._sources.allowed(request),
+            sources=replace(allowed, cpu=self._drafting.cpu.that_may_draft_for(request, allowed.cpu)),
             cpu_known=[0] * self._sources.num_cpu,
             max_tokens=most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
         )

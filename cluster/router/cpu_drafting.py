@@ -9,6 +9,7 @@ import numpy as np
 
 from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
+from actors.messages import GenerationRequest
 from cluster.router.counters import RouterCounters
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
@@ -30,6 +31,10 @@ class CpuDrafting:
         }
         # Target predictions a row that drafters want to learn from; 0: none of them learns.
         self.num_successors = max((drafter.num_successors for _, drafter in self._drafters), default=0)
+
+    def that_may_draft_for(self, request: GenerationRequest, drafters: Iterable[int]) -> tuple[int, ...]:
+        """Those of these drafters that may ever propose something for the request."""
+        return tuple(index for index in drafters if self._drafters[index][1].may_draft_for(request))
 
     def propose(self, round: Round) -> None:
         for index, (name, drafter) in enumerate(self._drafters):

@@ -13,6 +13,7 @@ from cluster.router.calibration import isotonic
 
 _SAMPLES_PER_TIER = 15
 _SAMPLES_OF_PACE = 5
+_PROFILE_WEIGHT = 2  # measurements that the profile counts as
 _PRIOR_SECONDS = 0.03  # a forward of one row, before anything is known
 _PRIOR_SLOPE = 0.01  # a row more costs this share of the first one, where nothing was measured
 
@@ -53,6 +54,11 @@ class _Tier:
         self.point = (mean_rows, typical)
         return True
 
+    def typical_with(self, expected: float) -> float:
+        """The median if there were a few more measurements, as expected; of an even number the lower one."""
+        ordered = sorted([*self.seconds, *[expected] * _PROFILE_WEIGHT])
+        return ordered[(len(ordered) - 1) // 2]
+
 
 class StepTimeCurve:
     """t_verify(rows): a rising, piecewise linear curve through the medians of row tiers.
@@ -62,8 +68,9 @@ class StepTimeCurve:
     the median ratio of the last few forwards in well-known tiers to the curve. The medians are made non-decreasing by
     isotonic regression. Outside the measured range the curve continues with its last slope, at least a small prior
     slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows, seconds)` stand
-    for tiers without measurements. They are scaled by the ratio of measurement to profile in the nearest measured tier,
-    because rounds are slower than the profile's short contexts.
+    for tiers without measurements, and count as two in the others: a slow forward or two in a tier that few rounds come
+    to must not keep the planner away from it for good. They are scaled by the ratio of measurement to profile in the
+    nearest measured tier, because rounds are slower than the profile's short contexts.
 
     A target may pad a forward to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a row
     within a step is free. Beyond the last step, or without steps, every row costs time.
@@ -142,14 +149,33 @@ class StepTimeCurve:
     def _rebuild(self) -> None:
         points = {index: tier.point for index, tier in self._tiers.items()}
         weights = {index: float(len(tier.seconds)) for index, tier in self._tiers.items()}
-        slower = {index: seconds / np.interp(rows, *self._profile_curve) for index, (rows, seconds) in points.items()}
-        for index, (rows, seconds) in self._profile.items():
-            if index not in self._tiers:
-                nearest = min(slower, key=lambda tier: abs(tier - index), default=None)
-                points[index] = (rows, seconds * (1.0 if nearest is None else slower[nearest]))
-                weights[index] = 1.0
+        if self._profile:
+            self._reconcile_with_profile(points, weights)
         self._curve = _curve_through(points, weights)
         self._changed = False
+
+    def _reconcile_with_profile(self, points: dict[int, tuple[float, float]], weights: dict[int, float]) -> None:
+        """Draw the points of measured tiers to the profile, and add its own for the others."""
+        slower = {index: seconds / self._profiled(rows) for index, (rows, seconds) in points.items()}
+        well_known = {
+            index: ratio for index, ratio in slower.items() if len(self._tiers[index].seconds) >= _SAMPLES_OF_PACE
+        }
+
+        def expected(index: int, rows: float, ratios: Mapping[int, float]) -> float:
+            nearest = min(ratios, key=lambda tier: abs(tier - index), default=None)
+            return self._profiled(rows) * (1.0 if nearest is None else ratios[nearest])
+
+        for index, tier in self._tiers.items():
+            rows, _ = points[index]
+            if well_known and rows <= max(rows for rows, _ in self._profile.values()):
+                points[index] = rows, tier.typical_with(expected(index, rows, well_known))
+        for index, (rows, _) in self._profile.items():
+            if index not in self._tiers:
+                points[index] = rows, expected(index, rows, well_known or slower)
+                weights[index] = 1.0
+
+    def _profiled(self, rows: float) -> float:
+        return float(np.interp(rows, *self._profile_curve))
 
 
 def _curve_through(

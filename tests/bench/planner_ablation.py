@@ -4,7 +4,7 @@
 
 The target is SmolLM2, greedy, float32, without a draft model. Every row it computes is kept by the text before it, in
 memory and in `--answers`, so the variants share its forwards, and a run that was stopped begins where it ended. A round
-takes the time that a table gives its rows, so the figures do not depend on the machine. Two sets of prompts: ten of
+takes the time that a table gives its rows, which the machine has no part in. Two sets of prompts: ten of
 each task of Spec-Bench, and sixty made up here (edits of programs, letters, lists, instructions). Prints, for each
 variant and set, the simulated seconds of the rounds after the prompts, tokens a round, and the ratio to the full
 planner.
@@ -17,7 +17,7 @@ after a simulated delay. Its confidence is that probability, or one that promise
 import argparse
 import random
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,9 +180,9 @@ class KnownTarget(ToyTarget):
 
     has_head = False
 
-    def __init__(self, answers: Answers, vocab_size: int) -> None:
+    def __init__(self, answers: Answers, vocab_size: int, row_steps: Sequence[int]) -> None:
         super().__init__(vocab_size, 8192, 16, 512, order=1 << 20)
-        self.options, self.row_steps = EngineOptions(512), list(ROW_STEPS)
+        self.options, self.row_steps = EngineOptions(512), list(row_steps)
         self._answers = answers
 
     def next_token(self, tokens: Any) -> int:
@@ -257,8 +257,9 @@ def _variants() -> dict[str, Variant]:
         "no calibration": Variant(calibration),
         "no curve for agreeing sources": Variant(several),
         "no exploration": Variant(exploration),
-        "no row caution": Variant(((draft_choice, "_ROW_CAUTION", lambda _: 1.0),)),
     }
+    for caution in (1.0, 1.6, 2.0):
+        found[f"row caution {caution:g}"] = Variant(((draft_choice, "_ROW_CAUTION", lambda _, own=caution: own),))
     for slope in (0.25, 4.0):
         base = f"all, profile x{slope:g}"
         found[base] = Variant(profile_slope=slope, base=base)
@@ -287,22 +288,29 @@ class Replay:
     """One variant's engine on one set of prompts."""
 
     def __init__(
-        self, variant: Variant, answers: Answers, drafters: list[str], batch_size: int, worker_right: float
+        self,
+        variant: Variant,
+        answers: Answers,
+        drafters: list[str],
+        batch_size: int,
+        worker_right: float,
+        row_ms: Sequence[tuple[int, float]],
     ) -> None:
         self._variant, self._batch_size = variant, batch_size
+        row_steps = ROW_STEPS if row_ms == ROW_MS else ()
         self.total = Total()
         worker = None
         if variant.worker_s is not None:
             right = worker_right / 3 if variant.promises else worker_right
             worker = SimulatedWorker(answers, right, worker_right, variant.worker_s)
 
-        def build_target(source: Any, options: Any) -> Any:
+        def build_target(source: Any, options: Any, **rest: Any) -> Any:
             # Blocks of one token: the prefix cache then has every token that it has seen.
-            answers.use(lambda: build_engine(source, options.model_copy(update={"block_size": 1})))
-            return KnownTarget(answers, VOCAB_SIZE)
+            answers.use(lambda: build_engine(source, options.model_copy(update={"block_size": 1}), **rest))
+            return KnownTarget(answers, VOCAB_SIZE, row_steps)
 
         def profile(target: Any) -> list[tuple[int, float]]:
-            return [(rows, 0.0) for rows, _ in ROW_MS]
+            return [(rows, 0.0) for rows, _ in row_ms]
 
         def make_core(target: WorkerInfo, *args: Any, **options: Any) -> RouterCore:
             first = target.step_times[0][1]
@@ -322,7 +330,7 @@ class Replay:
                 drafters=drafters,
                 batch_size=batch_size,
                 kv_cache_tokens=8192,
-                seconds_of_rows=StepTimeCurve([(rows, ms / 1e3) for rows, ms in ROW_MS], ROW_STEPS).seconds,
+                seconds_of_rows=StepTimeCurve([(rows, ms / 1e3) for rows, ms in row_ms], row_steps).seconds,
             )
         if worker is not None:
             worker.engine = self.engine
@@ -374,6 +382,10 @@ def _made_up() -> list[str]:
     return prompts
 
 
+def _row_ms(text: str) -> tuple[tuple[int, float], ...]:
+    return tuple((int(rows), float(ms)) for rows, _, ms in (part.partition(":") for part in text.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--spec-bench", type=Path, help="directory with question.jsonl")
@@ -385,6 +397,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=60, help="of each set")
     parser.add_argument("--worker-right", type=float, default=0.75)
+    parser.add_argument("--row-ms", type=_row_ms, default=ROW_MS, help="ROWS:MS,...: times of another machine")
     arguments = parser.parse_args()
     answers = Answers(arguments.answers)
     variants = {name: _variants()[name] for name in arguments.variants}
@@ -394,7 +407,9 @@ def main() -> None:
             continue
         prompts = (_made_up() if name == "made up" else _spec_bench(arguments.spec_bench))[: arguments.prompts]
         replays = {
-            label: Replay(variant, answers, arguments.drafters, arguments.batch, arguments.worker_right)
+            label: Replay(
+                variant, answers, arguments.drafters, arguments.batch, arguments.worker_right, arguments.row_ms
+            )
             for label, variant in variants.items()
         }
         for begin in range(0, len(prompts), arguments.batch):
