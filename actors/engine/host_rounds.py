@@ -39,10 +39,12 @@ class HostRounds:
 
 @torch.inference_mode()
 def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
-    sampled = sample_tokens(logits, round.sampling()).cpu().numpy()
-    nodes, ends, next_tokens = walk_trees(sampled, *round.emitting_trees)
-    successors = None
+    sampling, successors, likeliest = round.sampling(), None, None
     if draws.num_successors:
         ids, probs = most_probable(logits, draws.num_successors)
         successors = Successors(ids.reshape(-1).cpu().numpy(), probs.reshape(-1).cpu().numpy(), ids.shape[1])
+        if sampling.is_greedy and logits.device.type == "cpu":  # elsewhere equal logits may come in another order
+            likeliest = ids[:, 0].to(torch.int64)
+    sampled = sample_tokens(logits, sampling) if likeliest is None else likeliest
+    nodes, ends, next_tokens = walk_trees(sampled.cpu().numpy(), *round.emitting_trees)
     return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None)
