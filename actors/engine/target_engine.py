@@ -242,10 +242,12 @@ class TargetEngine:
     answer = verify  # the name that every worker's engine has
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale. Raises torch's error when the device has failed
-        for good."""
+        """Forget every sequence, whose next deltas are answered stale, and the prefix cache. To be called after a
+        failed round. Raises torch's error when the device has failed for good."""
         check_device(self._runner.device)
         self._table.clear()
+        if self.eagle_head is not None:
+            self.eagle_head.tap.drop()
 
 
 def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:
