@@ -40,28 +40,14 @@ class NextRound(NamedTuple):
 
 
 def prepare(ahead: VerifyAhead, before: PlannedRound) -> PreparedRound | None:
-    """None: no sequence goes on, or its trees are none that a router sends. Valid trees, as of `DraftTree.is_valid`."""
+    """None: no sequence goes on. ahead: well-formed (`is_well_formed`)."""
     places = {before.sequences[place].seq_id: place for place in before.emitting.tolist()}
     finished = set(ahead.finished)
     asked = [item for item in ahead.items if item.seq_id in places and item.seq_id not in finished]
     if not asked:
         return None
-    guesses = guesses_of(asked)
-    if _rises(guesses.parents, guesses.confidence, guesses.offsets):
-        return None
     own = np.array([places[item.seq_id] for item in asked], np.int64)
-    return PreparedRound(ahead, before, [before.sequences[place] for place in own.tolist()], own, guesses)
-
-
-@njit(cache=True, nogil=True)
-def _rises(parents, confidence, offsets):  # type: ignore[no-untyped-def]
-    """Whether a node is more probable than its parent, so that it may be taken without it."""
-    for tree in range(len(offsets) - 1):
-        first = offsets[tree]
-        for node in range(first, offsets[tree + 1]):
-            if parents[node] >= 0 and confidence[node] > confidence[first + parents[node]]:
-                return True
-    return False
+    return PreparedRound(ahead, before, [before.sequences[place] for place in own.tolist()], own, guesses_of(asked))
 
 
 def next_round(prepared: PreparedRound, emitted: Emitted) -> NextRound | None:

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs
+from actors.engine.ahead_check import is_well_formed
 from actors.engine.batch import SequenceRows
 from actors.engine.begun_round import BegunRound, told, verdicts_of
 from actors.engine.block_pool import BlockPool
@@ -110,13 +111,10 @@ class TargetEngine:
 
     def prepare(self, ahead: VerifyAhead, begun: BegunRound) -> PreparedRound | None:
         """Make ready a round that was sent ahead, while the device computes the round before it. None: it does not
-        follow that round, or its trees have to be checked one by one."""
+        follow that round, or is none that a router sends."""
         if begun.round is None or ahead.after != begun.round_id or begun.rejecting:
             return None
-        trees = [item.tree for item in ahead.items if item.tree is not None]
-        if valid_trees(trees, self.vocab_size)[1] is None or any(tree.probs is not None for tree in trees):
-            return None
-        return prepare(ahead, begun.round)
+        return prepare(ahead, begun.round) if is_well_formed(ahead, self.vocab_size) else None
 
     def follow(self, prepared: PreparedRound, settled: BegunRound) -> BegunRound | None:
         """Launch a prepared round after the outcome of the round before it; None: it is declined. The same as `begin`

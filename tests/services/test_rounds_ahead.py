@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -324,13 +324,20 @@ async def test_an_engines_tokens_are_those_of_serial_rounds(sampling):
     assert all(len(text) == 60 for text in serial.values())
 
 
+def spaced_failures(rng: random.Random) -> Iterator[bool]:
+    """Which steps fail: none soon after another, as a request whose rounds keep failing is given up."""
+    while True:
+        yield from [False] * rng.randint(10, 20)
+        yield True
+
+
 async def test_a_device_that_fails_in_rounds_that_follow_at_once_costs_no_token():
     sampling = SamplingParams(2, temperature=0.9)
     model, texts = make_tiny_model("llama", vocab_size=61), []
     for is_failing in (False, True):
-        rng = random.Random(3)
         engine = SlowDevice(model, EngineOptions(256, 4))
-        engine.fails = lambda rng=rng, is_failing=is_failing: is_failing and rng.random() < 0.05
+        if is_failing:
+            engine.fails = spaced_failures(random.Random(3)).__next__
         run, info = engine_run("on", engine, sampling)
         with serving(engine, info) as address:
             await run.to_its_end(address)
