@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.ahead_check import is_well_formed
 from actors.engine.batch import SequenceRows
-from actors.engine.begun_round import BegunRound, told, verdicts_of
+from actors.engine.begun_round import BegunRound, outcomes_of, verdicts_of
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
 from actors.engine.draft_trees import Trees, joined, valid_trees
@@ -26,7 +26,7 @@ from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.planned_round import PlannedRound, planned
 from actors.engine.prepared_round import PreparedRound, next_round, prepare
-from actors.engine.rejections import rejecting, with_rejections
+from actors.engine.rejections import rejecting_places, with_rejections
 from actors.engine.round_clock import RoundClock, seconds_between
 from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
@@ -156,7 +156,7 @@ class TargetEngine:
             if any(item.head_nodes >= 0 for item in begun.ready):
                 self.eagle_head.tap.open()
         if begun.asked and True in [sequence.draws_from_probs for sequence in round.sequences]:
-            begun.rejecting = rejecting(round, begun.ready)
+            begun.rejecting = rejecting_places(round, begun.ready)
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
@@ -215,7 +215,7 @@ class TargetEngine:
         """Let the head read the committed rows and draft after them. If it fails, its drafts are missing; of several
         ranks, which exchange what it computes, all fail."""
         parts = _parts_of(round, begun.ready)
-        next_tokens, paths = told(round, begun.emitted)
+        next_tokens, paths = outcomes_of(round, begun.emitted)
         seen = [place for place, part in enumerate(parts) if part.item.head_nodes >= 0]
         if not seen:
             return
