@@ -349,8 +349,8 @@ class DraftEngine:
     answer = draft  # the name that every worker's engine has
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale. Raises torch's error when the device has failed
-        for good."""
+        """Forget every sequence, whose next deltas are answered stale, and the prefix cache. To be called after a
+        failed round. Raises torch's error when the device has failed for good."""
         check_device(self._runner.device)
         self._table.clear()
         self._unfit.clear()

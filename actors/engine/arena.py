@@ -74,13 +74,16 @@ class Arena:
         wait."""
         self._device = device
         self._copied = torch.cuda.Event() if copied is None and device.type == "cuda" else copied
-        self.generation = 0  # of the buffers, which are replaced by larger ones
+        self.generation = -1  # of the buffers, which are replaced by larger ones; the first are generation 0
         self._allocate(_FIRST_BYTES)
 
     def _allocate(self, num_bytes: int) -> None:
+        """Replace both buffers; neither, if there is no memory for both."""
         is_pinned = self._device.type == "cuda"
-        self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
-        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        self.generation += 1
+        self._host, self._on_device = host, on_device
         self._layouts: dict[_Key, _Layout] = {}
 
     def send(self, written: Written, parts: Sequences[Part], see: Callable[[list[torch.Tensor]], Seen]) -> Seen:
@@ -117,7 +120,6 @@ class Arena:
         sizes = [8 * num_words, *[math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in parts]]
         ends = np.cumsum([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]).tolist()
         if ends[-1] > len(self._host):
-            self.generation += 1
             self._allocate(1 << (ends[-1] - 1).bit_length())
         host, device = [], [self._on_device_at(*view) for view in views.views]
         for (shape, dtype), size, begin in zip(parts, sizes[1:], ends[:-1], strict=True):

@@ -53,7 +53,7 @@ class BegunRound:
         return [seq_id for seq_id, own in zip(self.seq_ids, self.statuses, strict=True) if own == status]
 
 
-def told(round: PlannedRound, emitted: Emitted | None) -> tuple[list[int], list[np.ndarray]]:
+def outcomes_of(round: PlannedRound, emitted: Emitted | None) -> tuple[list[int], list[np.ndarray]]:
     """Next token of each sequence, -1 for none, and accepted nodes, int32."""
     count = len(round.sequences)
     if emitted is None:
@@ -69,7 +69,7 @@ def told(round: PlannedRound, emitted: Emitted | None) -> tuple[list[int], list[
 
 def verdicts_of(round: PlannedRound, emitted: Emitted | None) -> list[Verdict]:
     items = round.items
-    next_tokens, paths = told(round, emitted)
+    next_tokens, paths = outcomes_of(round, emitted)
     fields = (
         [sequence.seq_id for sequence in round.sequences],
         items["num_computed"].tolist(),
@@ -79,4 +79,4 @@ def verdicts_of(round: PlannedRound, emitted: Emitted | None) -> list[Verdict]:
         [sequence.num_cached for sequence in round.sequences],
         items["num_nodes"].tolist(),
     )
-    return [Verdict(*told) for told in zip(*fields, strict=True)]
+    return [Verdict(*values) for values in zip(*fields, strict=True)]

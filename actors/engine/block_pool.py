@@ -42,8 +42,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_cache = prefix_cache
-        self._blocks = [_Block() for _ in range(num_blocks)]
-        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(num_blocks))
+        self.clear()
+
+    def clear(self) -> None:
+        """Make every block blank. No sequence may have any."""
+        self._blocks = [_Block() for _ in range(self.num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(self.num_blocks))
         self._by_hash: dict[bytes, int] = {}
 
     @property

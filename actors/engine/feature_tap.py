@@ -38,9 +38,14 @@ class FeatureTap:
 
     def close(self) -> list[tuple[torch.Tensor, ...]]:
         """What was captured since `open`: for each layer, rows of each forward, [rows, h]."""
-        kept, self.kept = self.kept, {}
-        self.is_open = False
+        kept = self.kept
+        self.drop()
         return [kept[layer] for layer in self._order]
+
+    def drop(self) -> None:
+        """Close, and forget what was captured."""
+        self.kept = {}
+        self.is_open = False
 
     def take(self, num_rows: int) -> torch.Tensor:
         """Features of the first `num_rows` rows computed since `open`, [num_rows, size]."""

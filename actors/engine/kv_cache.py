@@ -58,7 +58,7 @@ class KvCache:
         # int64 [layers, 2]: where each layer's keys and values are
         self.addresses = np.array([[tensor.data_ptr() for tensor in layer] for layer in self._layers], dtype=np.int64)
         self._gathered: dict[tuple[torch.dtype, torch.Size, int, bool], torch.Tensor] = {}
-        self._moves = _NO_MOVES  # that `settle` has still to do
+        self._moves = _NO_MOVES  # not copied yet
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value tensors of a layer."""
@@ -108,19 +108,30 @@ class KvCache:
             moves = np.concatenate([self._moves, moves], axis=1)
         self._moves = moves
 
-    def take_moves(self) -> np.ndarray:
-        """int64 [2, n]: sources and destinations of the moves that are waiting, for one `copy_slots`."""
-        moves, self._moves = self._moves, _NO_MOVES
-        return moves
+    @property
+    def waiting_moves(self) -> np.ndarray:
+        """int64 [2, n]: sources and destinations of the moves that are still to be copied."""
+        return self._moves
 
     def settle(self) -> None:
         """Do all moves, those of all sequences at once."""
         if self._moves.size:
-            self.copy_slots(torch.from_numpy(self.take_moves()).to(self.device))
+            self.copy_waiting(torch.from_numpy(self._moves).to(self.device))
+
+    def copy_waiting(self, moves: torch.Tensor) -> None:
+        """Do the waiting moves. moves: the same on the device, maybe with padding. If that fails, they still wait: KV
+        of accepted tokens is wrong until they are done."""
+        self.copy_slots(moves)
+        self._moves = _NO_MOVES
+
+    def drop_moves(self) -> None:
+        """Forget the waiting moves. To be called when no sequence is left."""
+        self._moves = _NO_MOVES
 
     def copy_slots(self, moves: torch.Tensor) -> None:
         """Copy slots moves[0] to moves[1], int64 [2, n] on the device, in all layers. All are read before one is
-        written."""
+        written, so that a copy for which there is no memory changes nothing."""
         sources, destinations = moves.unbind(0)
-        for pool in self._pools.values():
-            pool.index_copy_(1, destinations, pool.index_select(1, sources))
+        copies = [pool.index_select(1, sources) for pool in self._pools.values()]
+        for pool, copied in zip(self._pools.values(), copies, strict=True):
+            pool.index_copy_(1, destinations, copied)

@@ -172,11 +172,9 @@ class ModelRunner:
         """Copy a batch to the device, and what was accepted before to its slots. num_logits: of `logit_rows` (int64,
         ascending) with padding. more: arrays of the caller that travel along."""
         assert self._arena is not None
-        moves = self.kv.take_moves()
         chunks = pack_chunks(batch) if self._finds_chunks else None
-        inputs = send_inputs(
-            self._arena, batch, logit_rows, num_logits, moves, self.kv.padding_slot, more, chunks=chunks
-        )
+        moves, padding_slot = self.kv.waiting_moves, self.kv.padding_slot
+        inputs = send_inputs(self._arena, batch, logit_rows, num_logits, moves, padding_slot, more, chunks=chunks)
         return self._moved(inputs if self._flashinfer is None else inputs._replace(batch=batch))
 
     def send_round(
@@ -191,16 +189,17 @@ class ModelRunner:
         """As `send`, of what `write` writes (`send_written`). updates: arrays that are read before the forward. pack:
         makes the batch, which some rounds need for their attention; most_rows: of a sequence."""
         assert self._arena is not None
-        moves, batch, chunks = self.kv.take_moves(), None, None
+        batch, chunks = None, None
         if self._flashinfer is not None or (self._finds_chunks and may_have_chunks(most_rows)):
             batch = pack()
             chunks = pack_chunks(batch) if self._finds_chunks else None
-        inputs = send_written(self._arena, shape, write, moves, self.kv.padding_slot, updates=updates, chunks=chunks)
+        moves, padding_slot = self.kv.waiting_moves, self.kv.padding_slot
+        inputs = send_written(self._arena, shape, write, moves, padding_slot, updates=updates, chunks=chunks)
         return self._moved(inputs if batch is None else inputs._replace(batch=batch))
 
     def _moved(self, inputs: DeviceInputs) -> DeviceInputs:
         if inputs.moves.shape[1]:
-            self.kv.copy_slots(inputs.moves)
+            self.kv.copy_waiting(inputs.moves)
         return inputs
 
     @torch.inference_mode()

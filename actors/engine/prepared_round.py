@@ -40,31 +40,14 @@ class NextRound(NamedTuple):
 
 
 def prepare(ahead: VerifyAhead, before: PlannedRound) -> PreparedRound | None:
-    """Prepare the round. The trees must be valid (`DraftTree.is_valid`).
-
-    Returns None if no sequence goes on, or if a node is more probable than its parent: no router sends such a tree.
-    """
+    """Prepare the round, which must be well-formed (`is_well_formed`). Returns None if no sequence goes on."""
     places = {before.sequences[place].seq_id: place for place in before.emitting.tolist()}
     finished = set(ahead.finished)
     asked = [item for item in ahead.items if item.seq_id in places and item.seq_id not in finished]
     if not asked:
         return None
-    guesses = guesses_of(asked)
-    if _rises(guesses.parents, guesses.confidence, guesses.offsets):
-        return None
     own = np.array([places[item.seq_id] for item in asked], np.int64)
-    return PreparedRound(ahead, before, [before.sequences[place] for place in own.tolist()], own, guesses)
-
-
-@njit(cache=True, nogil=True)
-def _rises(parents, confidence, offsets):  # type: ignore[no-untyped-def]
-    """Whether a node is more probable than its parent: a choice by probability could take it without its parent."""
-    for tree in range(len(offsets) - 1):
-        first = offsets[tree]
-        for node in range(first, offsets[tree + 1]):
-            if parents[node] >= 0 and confidence[node] > confidence[first + parents[node]]:
-                return True
-    return False
+    return PreparedRound(ahead, before, [before.sequences[place] for place in own.tolist()], own, guesses_of(asked))
 
 
 def next_round(prepared: PreparedRound, emitted: Emitted) -> NextRound | None:

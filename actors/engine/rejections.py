@@ -15,7 +15,7 @@ from actors.messages import VerifyItem
 from actors.sampling.verification import verify_rejections
 
 
-def rejecting(round: PlannedRound, items: Sequences[VerifyItem]) -> list[int]:
+def rejecting_places(round: PlannedRound, items: Sequences[VerifyItem]) -> list[int]:
     """Places of drafts that are accepted by the rejection rule. items: of the ready sequences."""
     return [
         place
@@ -28,15 +28,15 @@ def rejecting(round: PlannedRound, items: Sequences[VerifyItem]) -> list[int]:
 
 @torch.inference_mode()
 def with_rejections(
-    emitted: Emitted, round: PlannedRound, items: Sequences[VerifyItem], rejecting: Sequences[int]
+    emitted: Emitted, round: PlannedRound, items: Sequences[VerifyItem], places: Sequences[int]
 ) -> Emitted:
-    """What is emitted where some drafts (places in the round) are accepted by the rejection rule. items: of the ready
-    sequences."""
+    """What is emitted where some drafts are accepted by the rejection rule, at `places` in the round. items: of the
+    ready sequences."""
     assert emitted.logits is not None
     trees, tree_of = round.emitting_trees, {place: index for index, place in enumerate(round.emitting.tolist())}
     paths = [emitted.nodes[begin:end] for begin, end in pairwise(emitted.ends.tolist())]
     next_tokens = emitted.next_tokens.copy()
-    for place in rejecting:
+    for place in places:
         index = tree_of[place]
         begin, end = int(trees.offsets[index]), int(trees.offsets[index + 1])
         tokens, probs = trees.tokens[begin:end], items[place].tree.probs

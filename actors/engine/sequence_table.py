@@ -161,5 +161,9 @@ class SequenceTable:
             sequence.free()
 
     def clear(self) -> None:
+        """Forget every sequence, and what blocks hold: they are published when their tokens are accepted, and a round
+        that failed may not have copied the KV."""
         for seq_id in list(self._sequences):
             self.forget(seq_id)
+        self._kv.drop_moves()
+        self._pool.clear()

@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree, TopProbs
+from actors.engine.ahead_check import is_well_formed
 from actors.engine.batch import SequenceRows
-from actors.engine.begun_round import BegunRound, told, verdicts_of
+from actors.engine.begun_round import BegunRound, outcomes_of, verdicts_of
 from actors.engine.block_pool import BlockPool
 from actors.engine.device_rounds import DeviceRounds
 from actors.engine.draft_trees import Trees, joined, valid_trees
@@ -25,7 +26,7 @@ from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.planned_round import PlannedRound, planned
 from actors.engine.prepared_round import PreparedRound, next_round, prepare
-from actors.engine.rejections import rejecting, with_rejections
+from actors.engine.rejections import rejecting_places, with_rejections
 from actors.engine.round_clock import RoundClock, seconds_between
 from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
@@ -110,13 +111,10 @@ class TargetEngine:
 
     def prepare(self, ahead: VerifyAhead, begun: BegunRound) -> PreparedRound | None:
         """Make ready a round that was sent ahead, while the device computes the round before it. None: it does not
-        follow that round, or its trees have to be checked one by one."""
+        follow that round, or is none that a router sends."""
         if begun.round is None or ahead.after != begun.round_id or begun.rejecting:
             return None
-        trees = [item.tree for item in ahead.items if item.tree is not None]
-        if valid_trees(trees, self.vocab_size)[1] is None or any(tree.probs is not None for tree in trees):
-            return None
-        return prepare(ahead, begun.round)
+        return prepare(ahead, begun.round) if is_well_formed(ahead, self.vocab_size) else None
 
     def follow(self, prepared: PreparedRound, settled: BegunRound) -> BegunRound | None:
         """Launch a prepared round after the outcome of the round before it; None: it is declined. The same as `begin`
@@ -158,7 +156,7 @@ class TargetEngine:
             if any(item.head_nodes >= 0 for item in begun.ready):
                 self.eagle_head.tap.open()
         if begun.asked and True in [sequence.draws_from_probs for sequence in round.sequences]:
-            begun.rejecting = rejecting(round, begun.ready)
+            begun.rejecting = rejecting_places(round, begun.ready)
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
@@ -217,7 +215,7 @@ class TargetEngine:
         """Let the head read the committed rows and draft after them. If it fails, its drafts are missing; of several
         ranks, which exchange what it computes, all fail."""
         parts = _parts_of(round, begun.ready)
-        next_tokens, paths = told(round, begun.emitted)
+        next_tokens, paths = outcomes_of(round, begun.emitted)
         seen = [place for place, part in enumerate(parts) if part.item.head_nodes >= 0]
         if not seen:
             return
@@ -242,10 +240,12 @@ class TargetEngine:
     answer = verify  # the name that every worker's engine has
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale. Raises torch's error when the device has failed
-        for good."""
+        """Forget every sequence, whose next deltas are answered stale, and the prefix cache. To be called after a
+        failed round. Raises torch's error when the device has failed for good."""
         check_device(self._runner.device)
         self._table.clear()
+        if self.eagle_head is not None:
+            self.eagle_head.tap.drop()
 
 
 def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:

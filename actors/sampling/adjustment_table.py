@@ -27,14 +27,16 @@ class AdjustmentTable:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.generation = 0  # of the tensor, which is replaced by larger ones
+        self.generation = -1  # of the tensor, which is replaced by larger ones; the first is generation 0
         self._allocate(_FIRST_CAPACITY)
         self._forget()
 
     def _allocate(self, capacity: int) -> None:
-        self.capacity = capacity
+        """Replace the tensor; nothing changes if there is no memory for it."""
         # The last one takes the updates of padding.
-        self.tensor = torch.zeros(capacity + 1, _WORDS, dtype=torch.int64, device=self._device)
+        tensor = torch.zeros(capacity + 1, _WORDS, dtype=torch.int64, device=self._device)
+        self.generation += 1
+        self.capacity, self.tensor = capacity, tensor
 
     def _forget(self) -> None:
         self._number = next(_numbers)  # of the current parts; a sequence with another number has none
@@ -52,7 +54,6 @@ class AdjustmentTable:
         if used < 0:
             self._forget()
             if needed > self.capacity:
-                self.generation += 1
                 self._allocate(1 << int(2 * needed - 1).bit_length())
             used, num_updates, _ = _assign_parts(addresses, self._number, 0, self.capacity)
         self._used = used

@@ -7,15 +7,18 @@ begins when its message is handled.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from actors.links.server import Peer
 from actors.messages import Message, VerifyAhead, VerifyBatch, VerifyResult
+from actors.workers.last_rounds import LastRounds
 
-_MOST_PEERS = 64  # whose last round is kept
+logger = logging.getLogger(__name__)
+
 LISTEN_SHARE = 0.8  # of the time of the round before, in which the next may arrive; then its outcome is waited for
 _SLICE_S = 1e-3  # the most that a round that was shorter is waited for too long
 _MOST_IN_A_ROW = 64  # rounds; then the loop looks after other things
@@ -58,7 +61,7 @@ class OverlappedRounds:
         no sequences then. All are called in the thread of `run`."""
         self._engine = engine
         self._receive, self._answer, self._fail, self._has_stopped = receive, answer, fail, has_stopped
-        self._last: OrderedDict[Peer, Begun] = OrderedDict()  # each router's last round, settled
+        self._last: LastRounds[Begun] = LastRounds()  # settled
         self._last_round_s = 0.0
         self._expected_from: set[Peer] = set()  # routers whose last message was a round sent ahead
         # Received while a round was computed; one at most, since it ends the listening.
@@ -87,7 +90,7 @@ class OverlappedRounds:
                 return begun
             self._expected_from.add(peer)
             last = self._last.get(peer)
-            prepared = None if last is None else self._engine.prepare(message, last)
+            prepared = None if last is None else self._prepare(message, last)
             begun = None if prepared is None else self._engine.follow(prepared, last)
         except Exception as error:
             self._fail(peer, message.round_id, error)
@@ -117,21 +120,17 @@ class OverlappedRounds:
 
     def _finish(self, peer: Peer, begun: Begun, ahead: VerifyAhead | None) -> Begun | None:
         """Give the result of a round, after the next one has begun, which is returned."""
-        following: Begun | None = None
-        failure: Exception | None = None
+        prepared = None if ahead is None else self._prepare(ahead, begun)
         try:
-            prepared = None if ahead is None else self._engine.prepare(ahead, begun)
             self._engine.settle(begun)
+            following, failure = self._follow(prepared, begun)
+            result = self._engine.result(begun)
         except Exception as error:
+            # A round that follows may have begun: its sequences are dropped, too.
             self._fail(peer, begun.round_id, error)
             if ahead is not None:
                 self._decline(peer, ahead)
             return None
-        try:
-            following = None if prepared is None else self._engine.follow(prepared, begun)
-        except Exception as error:
-            failure = error
-        result = self._engine.result(begun)
         self._last_round_s = result.elapsed_s
         self._remember(peer, begun)
         self._answer(peer, result)
@@ -141,12 +140,25 @@ class OverlappedRounds:
             self._decline(peer, ahead)
         return following
 
+    def _prepare(self, ahead: VerifyAhead, begun: Begun) -> Any | None:
+        """None: the round is declined. Preparing changes nothing, so the round before it goes on if it fails."""
+        try:
+            return self._engine.prepare(ahead, begun)
+        except Exception:
+            logger.exception("round %d, which was sent ahead, could not be prepared", ahead.round_id)
+            return None
+
+    def _follow(self, prepared: Any | None, settled: Begun) -> tuple[Begun | None, Exception | None]:
+        """The next round, or why it failed; neither: it is declined."""
+        try:
+            return None if prepared is None else self._engine.follow(prepared, settled), None
+        except Exception as error:
+            return None, error
+
     def _decline(self, peer: Peer, ahead: VerifyAhead) -> None:
         self._answer(peer, VerifyResult(ahead.round_id, [], is_declined=True))
 
     def _remember(self, peer: Peer, settled: Begun) -> None:
-        self._last[peer] = settled
-        self._last.move_to_end(peer)
-        if len(self._last) > _MOST_PEERS:
-            gone, _ = self._last.popitem(last=False)
+        gone = self._last.note(peer, settled)
+        if gone is not None:
             self._expected_from.discard(gone)

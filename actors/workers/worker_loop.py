@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from actors.engine.ahead_check import is_well_formed
 from actors.errors import EngineBroken, LinkError
 from actors.links.server import LinkServer, Peer
 from actors.messages import (
@@ -22,6 +23,7 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.round_ahead import is_carried_out, pick, warm_up
+from actors.workers.last_rounds import LastRounds
 from actors.workers.overlapped_rounds import Begun, OverlappedRounds
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,6 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2  # delay of a stop while nothing arrives
 _IDLE_S = 60.0  # sequences that are not mentioned for so long belong to a dead router
 _SWEEP_S = 10.0
-_MAX_PEERS = 64  # whose last round is kept
 
 
 class Engine(Protocol):
@@ -70,29 +71,6 @@ class IdleSequences:
         return idle
 
 
-class LastRounds:
-    """Each router's last round, which a round sent ahead follows."""
-
-    def __init__(self) -> None:
-        self._rounds: dict[Peer, tuple[VerifyBatch, VerifyResult]] = {}
-
-    def note(self, peer: Peer, batch: VerifyBatch, result: VerifyResult) -> None:
-        self._rounds.pop(peer, None)
-        if len(self._rounds) >= _MAX_PEERS:
-            del self._rounds[next(iter(self._rounds))]
-        self._rounds[peer] = batch, result
-
-    def clear(self) -> None:
-        """The engine has dropped its sequences."""
-        self._rounds.clear()
-
-    def batch_of(self, peer: Peer, ahead: VerifyAhead) -> VerifyBatch | None:
-        """The batch that the round becomes; None: it is declined, or does not follow this router's last round."""
-        last = self._rounds.get(peer)
-        picked = None if last is None else pick(ahead, *last)
-        return picked.batch if picked is not None and is_carried_out(ahead, picked) else None
-
-
 class WorkerLoop:
     """Serves one engine on one link, in the thread that calls `run`."""
 
@@ -113,7 +91,7 @@ class WorkerLoop:
         self._on_idle = on_idle
         self._work_ahead = work_ahead
         self._idle = IdleSequences()
-        self._last_rounds = LastRounds()
+        self._last_rounds: LastRounds[tuple[VerifyBatch, VerifyResult]] = LastRounds()
         self._stopped = threading.Event()
         self._overlapped: OverlappedRounds | None = None
         if getattr(engine, "overlaps", False):
@@ -216,7 +194,7 @@ class WorkerLoop:
         if isinstance(message, Hello):
             return self._info
         if isinstance(message, VerifyAhead) and self._info.role == "target":
-            batch = self._last_rounds.batch_of(peer, message)
+            batch = self._batch_of(peer, message)
             if batch is None:
                 return VerifyResult(message.round_id, [], is_declined=True)
             message = batch
@@ -237,8 +215,21 @@ class WorkerLoop:
             self._idle.note((item.delta.seq_id for item in message.items), message.finished, time.monotonic())
         self.num_batches += 1
         if isinstance(message, VerifyBatch) and isinstance(answer, VerifyResult):
-            self._last_rounds.note(peer, message, answer)
+            self._last_rounds.note(peer, (message, answer))
         return answer
+
+    def _batch_of(self, peer: Peer, ahead: VerifyAhead) -> VerifyBatch | None:
+        """The batch that a round sent ahead becomes; None: it is declined, or does not follow this router's last round,
+        or is none that a router sends."""
+        last = self._last_rounds.get(peer)
+        if last is None or not is_well_formed(ahead, self._info.vocab_size):
+            return None
+        try:
+            picked = pick(ahead, *last)
+        except Exception:
+            logger.exception("round %d, which was sent ahead, could not be picked", ahead.round_id)
+            return None
+        return picked.batch if picked is not None and is_carried_out(ahead, picked) else None
 
     def _send(self, peer: bytes, answer: Message) -> None:
         try:

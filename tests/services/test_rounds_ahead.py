@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.draft_tree import DraftTree
+from actors.draft_tree import DraftTree, TopProbs
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import create_drafters
 from actors.engine.options import EngineOptions
@@ -21,11 +21,15 @@ from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import (
+    AheadItem,
     GenerationRequest,
     SamplingParams,
+    SequenceDelta,
+    SequenceStart,
     TokenChunk,
     VerifyAhead,
     VerifyBatch,
+    VerifyItem,
     VerifyResult,
     WorkerInfo,
 )
@@ -220,12 +224,51 @@ async def test_a_target_that_fails_in_a_round_that_was_sent_ahead_costs_no_token
     assert run.carried_out > 10
 
 
+async def test_a_round_sent_ahead_that_no_router_sends_is_declined():
+    engine, text = ToyEngine(), np.array([5, 6, 7, 8], np.int32)
+    item = VerifyItem(SequenceDelta(1, 0, text), 8, None, SequenceStart(SamplingParams(1, temperature=0.0), len(text)))
+    falling = np.array([0.9, 0.8], np.float32)
+    good = DraftTree.chain(text[:2], falling)
+    wrong = [
+        [AheadItem(1, DraftTree(text[:2], np.array([-1, 1 << 30], np.int32), falling), 4)],
+        [AheadItem(1, DraftTree(text, np.array([-1], np.int32), falling), 4)],
+        [AheadItem(1, DraftTree.chain(text[:2], falling[::-1]), 4)],
+        [AheadItem(1, DraftTree.chain(text[:2], falling, TopProbs(text[:2], falling, 1)), 4)],
+        [AheadItem(1, good, 4), AheadItem(1, good, 4)],
+        [AheadItem(1, good, 1 << 63)],
+    ]
+    with serving(engine, toy_info(97, 256, 4)) as address:
+        link = AsyncLink(address, KEYS)
+        try:
+            await link.call(VerifyBatch(1, [item]), timeout_s=30.0)
+            for items in wrong:
+                answer = await link.call(VerifyAhead(2, 1, items), timeout_s=30.0)
+                assert answer.is_declined, items
+            answer = await link.call(VerifyAhead(2, 1, [AheadItem(1, good, 4)]), timeout_s=30.0)
+            assert not answer.is_declined
+            assert len(answer.verdicts) == 1
+        finally:
+            link.close()
+
+
 class SlowDevice(TargetEngine):
-    """Says that it computes until it is asked for the outcome, as a device does. `fails`: whether a launch does."""
+    """Says that it computes until it is asked for the outcome, as a device does. `fails`: whether a step does."""
 
     overlaps = True
     num_followed = 0
     fails: Callable[[], bool] = staticmethod(lambda: False)
+
+    def settle(self, begun: Any) -> None:
+        self._may_fail()
+        super().settle(begun)
+
+    def result(self, begun: Any) -> VerifyResult:
+        self._may_fail()
+        return super().result(begun)
+
+    def _may_fail(self) -> None:
+        if self.fails():
+            raise RuntimeError("injected")
 
     def is_computing(self, begun: Any) -> bool:
         return True
@@ -236,8 +279,7 @@ class SlowDevice(TargetEngine):
         return following
 
     def _launch(self, *arguments: Any) -> None:
-        if self.fails():
-            raise RuntimeError("injected")
+        self._may_fail()
         super()._launch(*arguments)
 
 
@@ -282,13 +324,20 @@ async def test_an_engines_tokens_are_those_of_serial_rounds(sampling):
     assert all(len(text) == 60 for text in serial.values())
 
 
-async def test_a_device_that_fails_in_a_round_that_follows_at_once_costs_no_token():
+def spaced_failures(rng: random.Random) -> Iterator[bool]:
+    """Which steps fail: none soon after another, as a request whose rounds keep failing is given up."""
+    while True:
+        yield from [False] * rng.randint(10, 20)
+        yield True
+
+
+async def test_a_device_that_fails_in_rounds_that_follow_at_once_costs_no_token():
     sampling = SamplingParams(2, temperature=0.9)
     model, texts = make_tiny_model("llama", vocab_size=61), []
     for is_failing in (False, True):
-        rng = random.Random(3)
         engine = SlowDevice(model, EngineOptions(256, 4))
-        engine.fails = lambda rng=rng, is_failing=is_failing: is_failing and rng.random() < 0.05
+        if is_failing:
+            engine.fails = spaced_failures(random.Random(3)).__next__
         run, info = engine_run("on", engine, sampling)
         with serving(engine, info) as address:
             await run.to_its_end(address)

@@ -70,7 +70,7 @@ def _prompt_times(setting: Setting, heads: int, kv_heads: int, before: int, rows
     query = torch.randn(tier, heads, dim, device=setting.device, dtype=dtype)
     keys, values = (torch.randn(tier, kv_heads, dim, device=setting.device, dtype=dtype) for _ in range(2))
     inputs = send_inputs(
-        Arena(setting.device), forest.batch, forest.batch.slots[:1], 1, kv.take_moves(), kv.padding_slot,
+        Arena(setting.device), forest.batch, forest.batch.slots[:1], 1, kv.waiting_moves, kv.padding_slot,
         chunks=pack_chunks(forest.batch),
     )  # fmt: skip
     assert inputs.chunks is not None
@@ -101,7 +101,7 @@ def _times(
     query = torch.randn(tier, heads, dim, device=setting.device, dtype=setting.dtype)
     keys, values = (torch.randn(tier, kv_heads, dim, device=setting.device, dtype=setting.dtype) for _ in range(2))
     scoring = Scoring(dim**-0.5, None, None)
-    inputs = send_inputs(Arena(setting.device), batch, batch.slots[:1], 1, kv.take_moves(), kv.padding_slot)
+    inputs = send_inputs(Arena(setting.device), batch, batch.slots[:1], 1, kv.waiting_moves, kv.padding_slot)
     tree = TreePlan(inputs.rows, kv, BLOCK, inputs.max_context)
     padded = PaddedPlan(batch, kv, setting.device, tier)
     plans = {"tree": tree, "padded": padded}

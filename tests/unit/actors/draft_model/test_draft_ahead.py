@@ -298,6 +298,28 @@ def test_a_sequence_that_has_ended_or_is_not_a_tree_is_not_drafted_ahead_for(mod
     assert work_ahead(plain) == 0
 
 
+def test_kv_of_accepted_nodes_is_moved_after_a_failure_ahead(models, monkeypatch, caplog):
+    engine, oracle = engine_of(models["llama"], ahead=8), engine_of(models["llama"], ahead=0)
+    ask(engine, item(1, 0, PROMPT))
+    work_ahead(engine)
+    (known,) = engine._known.values()
+    accepted = list(known.nodes)[1]  # comes after another node, and all of the next draft is known behind it
+    ask(engine, item(1, len(PROMPT), list(accepted)))
+    kv = engine._runner.kv
+    assert kv.waiting_moves.size
+
+    def without_memory(moves: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kv, "copy_slots", without_memory)
+        engine.work_ahead()
+    assert "drafting ahead failed" in caplog.text
+    text = [*PROMPT, *accepted]
+    tree = ask(engine, item(1, len(text), [7])).trees[0]
+    assert_same(tree, ask(oracle, item(1, 0, [*text, 7])).trees[0])
+
+
 def test_the_likeliest_outcomes_are_taken_and_no_end_is_computed_that_cannot_have_one():
     sent = DraftTree(
         np.array([5, 6, 7], np.int32), np.array([-1, 0, -1], np.int32), np.array([0.7, 0.42, 0.03], np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from actors.engine import arena as arena_module
@@ -57,3 +58,30 @@ def test_a_layout_that_made_room_for_others_has_the_same_places_again(monkeypatc
         places(size)
     assert len(arena._layouts) == 4
     assert places(3) == first
+
+
+def test_an_arena_that_cannot_grow_stays_as_it_was_and_grows_when_there_is_memory(monkeypatch):
+    arena = Arena(torch.device("cpu"))
+    large = np.arange(1 << 15)
+
+    def sent(array: np.ndarray) -> list[int]:
+        return arena.send(written(1), [Part(array, array.shape)], list)[1].tolist()
+
+    before = arena.generation
+    zeros = torch.zeros
+    for failing in (0, 1):  # the host's buffer, then the device's
+        allocations = iter([False] * failing + [True])
+
+        def without_memory(*sizes, allocations=allocations, **kwargs):
+            if next(allocations):
+                raise torch.OutOfMemoryError("injected")
+            return zeros(*sizes, **kwargs)
+
+        monkeypatch.setattr(arena_module.torch, "zeros", without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            sent(large)
+        monkeypatch.undo()
+        assert arena.generation == before
+        assert sent(np.arange(5)) == [0, 1, 2, 3, 4]
+    assert sent(large) == large.tolist()
+    assert arena.generation == before + 1

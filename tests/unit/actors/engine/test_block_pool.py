@@ -87,6 +87,17 @@ def test_a_cached_neighbour_is_spared_while_there_are_blank_blocks():
     assert pool._by_hash == {}
 
 
+def test_a_cleared_pool_has_blank_blocks_alone():
+    pool = BlockPool(4, SIZE)
+    taken = pool.allocate(2)
+    pool.publish(0, b"wrong")
+    pool.release(taken)
+    pool.clear()
+    check_blocks(pool, [])
+    assert pool._by_hash == {}
+    assert pool.allocate(4) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("name", "value"), [("num_blocks", 0), ("block_size", -1)])
 def test_a_pool_of_nothing_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value}"):

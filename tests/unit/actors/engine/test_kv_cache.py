@@ -51,6 +51,31 @@ def test_moves_are_done_as_if_each_were_done_when_it_was_asked_for(moves):
         assert torch.equal(tensor, same)
 
 
+def test_moves_for_whose_copies_there_is_no_memory_wait_and_have_changed_nothing(monkeypatch):
+    cache = filled()
+    layers = [tensor for layer in range(3) for tensor in cache.layer(layer)]
+    before = [tensor.clone() for tensor in layers]
+    moves = np.array([[5, 9], [3, 5]], np.int64)  # one is read where the other is written
+    cache.move(moves)
+    index_select, calls = torch.Tensor.index_select, []
+
+    def without_memory(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("injected")
+        return index_select(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "index_select", without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.settle()
+    assert all(torch.equal(tensor, was) for tensor, was in zip(layers, before, strict=True))
+    assert cache.waiting_moves.tolist() == moves.tolist()
+    cache.settle()
+    assert all(torch.equal(tensor[[3, 5]], was[[5, 9]]) for tensor, was in zip(layers, before, strict=True))
+    assert not cache.waiting_moves.size
+
+
 def test_blocks_are_gathered_in_order():
     cache = filled()
     for layer, blocks in ((0, [3, 1]), (2, [5, 5, 0, 2, 4]), (0, [2])):

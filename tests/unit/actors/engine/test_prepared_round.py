@@ -195,8 +195,12 @@ def test_a_round_whose_trees_no_router_sends_is_not_prepared(model):
     drawn = DraftTree(
         good.token_ids, good.parents, good.confidence, TopProbs(good.token_ids, np.ones(2, np.float32), 1)
     )
-    for tree in (rising, beyond, drawn):
+    unequal = DraftTree(good.token_ids, good.parents[:1], good.confidence)
+    for tree in (rising, beyond, drawn, unequal):
         assert engine.prepare(ahead_of(tree), begun) is None
+    # A round computes a sequence once, so its delta must not be applied again.
+    twice = VerifyAhead(8, 7, [AheadItem(1, good, 4), AheadItem(1, None, 4)], most_lost=9.0)
+    assert engine.prepare(twice, begun) is None
     other = VerifyAhead(8, 7, [AheadItem(2, good, 4)], most_lost=9.0)
     assert engine.prepare(other, begun) is None
     gone = VerifyAhead(8, 7, [AheadItem(1, good, 4)], finished=[1], most_lost=9.0)

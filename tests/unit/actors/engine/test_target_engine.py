@@ -3,6 +3,8 @@
 Covers `actors.engine.runner` and `actors.engine.sequence_table`, too.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.cpu_kernels.threads import has_openmp
+from actors.engine.feature_tap import FeatureTap
 from actors.engine.kv_cache import KvCache, LayerShape
 from actors.engine.model_runner import ROW_TILE, ModelRunner
 from actors.engine.options import EngineOptions
@@ -291,3 +294,20 @@ def test_a_cache_is_zero_and_takes_memory_only_as_it_is_written(dtype):
     key[7] = 1.0
     assert cache.layer(1)[0][7].all()
     assert not cache.layer(0)[0][7].any()
+
+
+def test_a_cleared_engine_finds_no_prefix_and_keeps_neither_moves_nor_features():
+    engine = target()
+    verify(engine, item(1, 0, PROMPT))
+    head = SimpleNamespace(tap=FeatureTap(engine.model, None), launches=None, computed=lambda slots: None)
+    engine.attach_head(head)
+    head.tap.open()
+    verify(engine, item(2, 0, PROMPT))
+    assert head.tap.kept
+    engine._runner.kv.move(np.array([[1], [2]]))
+    engine.clear()
+    assert not engine._runner.kv.waiting_moves.size
+    assert (head.tap.is_open, head.tap.kept) == (False, {})
+    engine.eagle_head = None
+    (verdict,) = verify(engine, item(1, 0, PROMPT)).verdicts
+    assert verdict.num_cached == 0

@@ -73,3 +73,25 @@ def test_only_what_has_changed_is_sent():
         write(table)
         table.confirm()
     assert sent == [1024, 4, 1, 0, 4096]  # 1000, 3, 1, 0 and 3001 with padding
+
+
+def test_a_table_that_cannot_grow_keeps_its_capacity_and_grows_when_there_is_memory(monkeypatch):
+    monkeypatch.setattr(adjustment_table, "_FIRST_CAPACITY", 64)
+    table = AdjustmentTable(torch.device("cpu"))
+    sampling = SequenceSampling(SamplingParams(1, frequency_penalty=0.1), 0)
+    sampling.extend(np.arange(1000, dtype=np.int32))
+
+    def without_memory(*sizes, **kwargs):
+        raise torch.OutOfMemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adjustment_table.torch, "zeros", without_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            table.assign(addresses_of([sampling]))
+    assert (table.capacity, len(table.tensor), table.generation) == (64, 65, 0)
+    table.assign(addresses_of([sampling]))
+    write(table)
+    table.confirm()
+    assert len(table.tensor) == table.capacity + 1 > 1000
+    assert table.generation == 1
+    assert table.tensor.numpy().view(ADJUSTMENT)["token"][:1000, 0].tolist() == list(range(1000))
