@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numba
 import numpy as np
@@ -28,27 +28,28 @@ KNOT = np.dtype(
 )
 
 
-def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing list with the least weighted squared distance to `values`; weights are > 0.
+@numba.njit(cache=True)
+def isotonic(values, weights):  # type: ignore[no-untyped-def]
+    """The non-decreasing array, float64 [n], with the least weighted squared distance to `values`; weights are > 0.
 
     Pool adjacent violators (Ayer et al. 1955): neighbours that fall are replaced by their weighted mean.
     """
-    means: list[float] = []
-    masses: list[float] = []
-    counts: list[int] = []
-    for value, weight in zip(values, weights, strict=True):
-        mean, mass, count = value, weight, 1
-        while means and means[-1] > mean:
-            mean = (means[-1] * masses[-1] + mean * mass) / (masses[-1] + mass)
-            mass += masses.pop()
-            count += counts.pop()
-            means.pop()
-        means.append(mean)
-        masses.append(mass)
-        counts.append(count)
-    fitted: list[float] = []
-    for mean, count in zip(means, counts, strict=True):
-        fitted.extend([mean] * count)
+    means, masses, counts = np.empty(len(values)), np.empty(len(values)), np.empty(len(values), np.int64)
+    pools = 0
+    for index in range(len(values)):
+        mean, mass, count = values[index], weights[index], 1
+        while pools and means[pools - 1] > mean:
+            pools -= 1
+            mean = (means[pools] * masses[pools] + mean * mass) / (masses[pools] + mass)
+            mass += masses[pools]
+            count += counts[pools]
+        means[pools], masses[pools], counts[pools] = mean, mass, count
+        pools += 1
+    fitted = np.empty(len(values))
+    end = 0
+    for pool in range(pools):
+        fitted[end : end + counts[pool]] = means[pool]
+        end += counts[pool]
     return fitted
 
 
@@ -79,9 +80,7 @@ class Calibration:
 
     def forget(self, group: int) -> None:
         """Reset the group's curves to those of a new group."""
-        self._in_groups("trials")[group] = 0.0
-        self._in_groups("hits")[group] = 0.0
-        self._in_groups("level")[group] = KNOTS
+        self._of(group)[:] = _new_curves(self._num_curves)
         self._rounds[group] = 0
         self._fitted_weight[group] = 0.0
 
@@ -102,42 +101,64 @@ class Calibration:
         """
         if groups is None:
             groups = np.arange(len(self._rounds))
-        self._rounds[groups] += 1
-        is_time = self._rounds[groups] % _DECAY_ROUNDS == 0
-        weight = _sums(self._in_groups("trials")[groups])
-        is_due = is_time | (weight >= self._fitted_weight[groups] + _FIT_OBSERVATIONS)
-        if is_due.any():
-            self.refresh(groups[is_due], np.where(is_time[is_due], _DECAY, 1.0))
+        _end_round(self.curves, self._num_curves, groups, self._rounds, self._fitted_weight)
 
-    def refresh(self, groups: np.ndarray | None = None, decay: np.ndarray | float = _DECAY) -> None:
-        """Fit the curves of groups (int [n]; None: all) anew. decay: of what they remember, one number or float [n]."""
-        if groups is None:
-            groups = np.arange(len(self._rounds))
-        hits, trials = self._in_groups("hits")[groups], self._in_groups("trials")[groups]
-        scale = np.reshape(decay, (-1, 1, 1)) * np.minimum(1.0, _MAX_WEIGHT / np.maximum(trials, 1e-9))
-        trials *= scale
-        hits *= scale
-        self._in_groups("hits")[groups], self._in_groups("trials")[groups] = hits, trials
-        self._fitted_weight[groups] = _sums(trials)
-        promised = (trials * KNOTS).sum(axis=2)
-        ratio = np.clip((hits.sum(axis=2) + 2.0) / (promised + 2.0), 0.02, 4.0)
-        prior = np.clip(ratio[:, :, None] * KNOTS, 0.0, 1.0)
-        fitted = ((hits + _PRIOR_STRENGTH * prior) / (trials + _PRIOR_STRENGTH)).reshape(-1, len(KNOTS))
-        weights = (trials + _PRIOR_STRENGTH).reshape(-1, len(KNOTS))
-        for curve in np.flatnonzero((np.diff(fitted, axis=1) < 0.0).any(axis=1)):
-            fitted[curve] = isotonic(fitted[curve].tolist(), weights[curve].tolist())
-        self._in_groups("level")[groups] = np.minimum(fitted, 1.0).reshape(trials.shape)
+    def refresh(self) -> None:
+        """Forget a little, and fit all curves anew."""
+        for group in range(len(self._rounds)):
+            self._fitted_weight[group] = _fit(self._of(group), _DECAY)
 
-    def _in_groups(self, field: str) -> np.ndarray:
-        """A view of one field of the curves, float64 [groups, num_curves, knots]."""
-        view: np.ndarray = self.curves.reshape(-1, self._num_curves, len(KNOTS))[field]
-        return view
+    def _of(self, group: int) -> np.ndarray:
+        return self.curves[group * self._num_curves : (group + 1) * self._num_curves]
 
 
 def _new_curves(count: int) -> np.ndarray:
     curves = np.zeros((count, len(KNOTS)), KNOT)
     curves["level"] = KNOTS
     return curves
+
+
+@numba.njit(cache=True)
+def _end_round(curves, num_curves, groups, rounds, fitted_weight):  # type: ignore[no-untyped-def]
+    for group in groups:
+        rounds[group] += 1
+        own = curves[group * num_curves : (group + 1) * num_curves]
+        is_time = rounds[group] % _DECAY_ROUNDS == 0
+        if is_time or _weight(own) >= fitted_weight[group] + _FIT_OBSERVATIONS:
+            fitted_weight[group] = _fit(own, _DECAY if is_time else 1.0)
+
+
+@numba.njit(cache=True)
+def _weight(curves):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for curve in range(curves.shape[0]):
+        for knot in range(curves.shape[1]):
+            total += curves[curve, knot].trials
+    return total
+
+
+@numba.njit(cache=True)
+def _fit(curves, decay):  # type: ignore[no-untyped-def]
+    """Fit curves (KNOT [curves, knots]) anew, and return their weight. decay: factor on what they remember."""
+    levels, weights = np.empty(len(KNOTS)), np.empty(len(KNOTS))
+    for curve in range(curves.shape[0]):
+        knots = curves[curve]
+        accepted, promised = 0.0, 0.0
+        for index in range(len(KNOTS)):
+            scale = decay * min(1.0, _MAX_WEIGHT / max(knots[index].trials, 1e-9))
+            knots[index].trials *= scale
+            knots[index].hits *= scale
+            accepted += knots[index].hits
+            promised += knots[index].trials * KNOTS[index]
+        ratio = min(max((accepted + 2.0) / (promised + 2.0), 0.02), 4.0)
+        for index in range(len(KNOTS)):
+            prior = min(ratio * KNOTS[index], 1.0)
+            weights[index] = knots[index].trials + _PRIOR_STRENGTH
+            levels[index] = (knots[index].hits + _PRIOR_STRENGTH * prior) / weights[index]
+        fitted = isotonic(levels, weights)
+        for index in range(len(KNOTS)):
+            knots[index].level = min(fitted[index], 1.0)
+    return _weight(curves)
 
 
 @numba.njit(cache=True)
@@ -176,12 +197,6 @@ def curve_of_sources(sources, is_only, num_sources):  # type: ignore[no-untyped-
             sources >>= 1
             curve += 1
     return curve
-
-
-def _sums(groups: np.ndarray) -> np.ndarray:
-    """Sum of each group, float64 [groups]; its bits do not depend on the other groups."""
-    sums: np.ndarray = groups.reshape(len(groups), -1).sum(axis=1)
-    return sums
 
 
 MAX_NAMESPACES = 64  # known at a time, beside those in a round

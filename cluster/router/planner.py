@@ -87,6 +87,7 @@ def warm_up() -> None:
     flags = np.ones(len(chosen), np.bool_)
     tally_nodes(chosen, flags, flags, calibration)
     calibration.chain.observe(0, np.ones(1), flags)
+    calibration.end_round()
 
 
 @numba.njit(cache=True)

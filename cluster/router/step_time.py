@@ -13,6 +13,7 @@ from cluster.router.calibration import isotonic
 
 _SAMPLES_PER_TIER = 15
 _SAMPLES_OF_PACE = 5
+_TABLE_ROWS = 512  # row counts whose times are kept; more are interpolated when asked for
 _PROFILE_WEIGHT = 2  # measurements that the profile counts as
 _PRIOR_SECONDS = 0.03  # a forward of one row, before anything is known
 _PRIOR_SLOPE = 0.01  # a row more costs this share of the first one, where nothing was measured
@@ -88,8 +89,7 @@ class StepTimeCurve:
             filled = self._filled(rows)
             self._profile[bisect_left(_TIERS, filled)] = (float(filled), seconds)
         self._profile_curve = _curve_through(self._profile, dict.fromkeys(self._profile, 1.0))
-        self._curve = self._profile_curve
-        self._changed = False
+        self._use(self._profile_curve)
         self._pace = 1.0
         self._paces: deque[float] = deque(maxlen=_SAMPLES_OF_PACE)
 
@@ -111,11 +111,22 @@ class StepTimeCurve:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""
         if self._changed:
             self._rebuild()
-        rows = np.arange(first, first + count)
+        end = first + count
+        times = self._table[first - 1 : end - 1] if 1 <= first <= end <= _TABLE_ROWS else self._read(first, end)
+        return self._pace * times
+
+    def _read(self, first: int, end: int) -> np.ndarray:
+        """Of the curve, for first, ..., end - 1 rows."""
+        rows = np.arange(first, end)
         if len(self._steps):
             step = np.searchsorted(self._steps, rows)
             rows = np.where(rows <= self._steps[-1], self._steps[np.minimum(step, len(self._steps) - 1)], rows)
-        return self._pace * np.interp(rows, *self._curve)
+        return np.interp(rows, *self._curve)
+
+    def _use(self, curve: tuple[np.ndarray, np.ndarray]) -> None:
+        self._curve = curve
+        self._table = self._read(1, _TABLE_ROWS)
+        self._changed = False
 
     def times_of_drafts(self, rows: int, decoding_rows: int, count: int) -> np.ndarray:
         """Seconds of a round of `decoding_rows` rows with 0, 1, ..., count - 1 draft rows more: float64 [count],
@@ -151,8 +162,7 @@ class StepTimeCurve:
         weights = {index: float(len(tier.seconds)) for index, tier in self._tiers.items()}
         if self._profile:
             self._reconcile_with_profile(points, weights)
-        self._curve = _curve_through(points, weights)
-        self._changed = False
+        self._use(_curve_through(points, weights))
 
     def _reconcile_with_profile(self, points: dict[int, tuple[float, float]], weights: dict[int, float]) -> None:
         """Draw the points of measured tiers to the profile, and add its own for the others."""
@@ -184,7 +194,8 @@ def _curve_through(
     """Rows and seconds of the knots, float64 [n], n >= 2; the points are (rows, seconds) by tier."""
     order = sorted(points)
     rows = [points[index][0] for index in order] or [1.0]
-    seconds = isotonic([points[index][1] for index in order], [weights[index] for index in order]) or [_PRIOR_SECONDS]
+    measured = np.array([points[index][1] for index in order], np.float64)
+    seconds = isotonic(measured, np.array([weights[index] for index in order], np.float64)).tolist() or [_PRIOR_SECONDS]
     if rows[0] > 1.0:
         seconds.insert(0, seconds[0] / (1.0 + _PRIOR_SLOPE * (rows[0] - 1.0)))
         rows.insert(0, 1.0)

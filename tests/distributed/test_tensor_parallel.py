@@ -324,7 +324,10 @@ def test_ranks_that_draw_from_their_shares_of_the_vocabulary_give_tokens_and_suc
     assert (0 < sum(gathered) < sum(map(len, wanted))) == (samplings == WIDE), gathered
 
 
-@pytest.mark.parametrize(("ranks", "sleepy"), [(2, None), (3, 1)], ids=["two ranks", "a slow one of three"])
+@pytest.mark.parametrize(
+    ("ranks", "sleepy"),
+    [pytest.param(2, None, id="two ranks", marks=pytest.mark.slow), pytest.param(3, 1, id="a slow one of three")],
+)
 def test_ranks_that_draw_on_the_host_give_the_tokens_of_one(divisible_dir, ranks, sleepy):
     wanted = decode(build_target_engine(ModelSource("tiny", "tiny", divisible_dir), OPTIONS))
     with ranks_at_work(divisible_dir, None, "none", None, ranks, sleepy) as answers:
@@ -332,7 +335,7 @@ def test_ranks_that_draw_on_the_host_give_the_tokens_of_one(divisible_dir, ranks
     assert got == wanted
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", [pytest.param("int8", marks=pytest.mark.slow), "int4"])  # int4 has both
 def test_three_quantized_ranks_give_the_tokens_of_one(tmp_path, quantization):
     # Shapes that int4 takes in three parts.
     model_dir = save_tiny_model(tmp_path / "tiny", "llama", 5, layers=2, hidden_size=192, heads=6, kv_heads=3)

@@ -12,11 +12,11 @@ from cluster.router.step_time import StepTimeCurve
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0.1, 5)), min_size=1, max_size=12))
 def test_isotonic_regression_rises_keeps_the_mean_and_leaves_rising_values_alone(points):
-    values, weights = [value for value, _ in points], [weight for _, weight in points]
+    values, weights = np.array(points).T.copy()
     fitted = isotonic(values, weights)
     assert all(a <= b + 1e-9 for a, b in pairwise(fitted))
     assert np.dot(fitted, weights) == pytest.approx(np.dot(values, weights), abs=1e-6)
-    assert isotonic(sorted(values), weights) == pytest.approx(sorted(values))
+    assert isotonic(np.sort(values), weights) == pytest.approx(np.sort(values))
 
 
 def feed(calibration, source, rounds, confidence, truth, random):
