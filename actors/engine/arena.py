@@ -43,7 +43,7 @@ class Written(NamedTuple):
 
 
 class CopyEvent(Protocol):
-    """As `torch.cuda.Event`."""
+    """As `torch.Event`."""
 
     def record(self) -> None: ...
 
@@ -73,7 +73,7 @@ class Arena:
         """copied: where the device has read the host's buffer; None: one of CUDA's, and none elsewhere, where copies
         wait."""
         self._device = device
-        self._copied = torch.cuda.Event() if copied is None and device.type == "cuda" else copied
+        self._copied = torch.Event(device) if copied is None and device.type == "cuda" else copied
         self.generation = -1  # of the buffers, which are replaced by larger ones; the first are generation 0
         self._allocate(_FIRST_BYTES)
 

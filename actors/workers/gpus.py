@@ -53,7 +53,7 @@ def rank_device(device: str) -> str:
 
 def use_device(device: str) -> None:
     """Make it the calling thread's current device, on which kernels are launched."""
-    if device.startswith("cuda"):
+    if device.startswith("cuda:"):  # without an index it is the current one
         import torch
 
         torch.cuda.set_device(device)

@@ -44,10 +44,11 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import ModelInfo, load_tokenizer, read_model_info, refuse_encoder
+from actors.models.loader import ModelInfo, choose_device, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.training.drafter_build import resolve_draft_model
 from actors.workers.gpu_shares import GpuDemand, share_gpus
+from actors.workers.gpus import use_device
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import ClusterConfig, SpeculationConfig
@@ -539,6 +540,7 @@ def _share_gpu(config: ClusterConfig) -> ClusterConfig:
 
 def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, ...]) -> TargetEngine:
     options = config.target if EAGLE in names else config.target.model_copy(update={"eagle_head": "none"})
+    use_device(choose_device(options.device))
     return build_target_engine(source, options, limits=round_limits(config.router, config.speculation))
 
 
