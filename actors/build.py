@@ -72,10 +72,7 @@ def build_target_engine(
     check_exact(options)
     _check_attention(options, device)
     if options.exact == "bitwise" and device != "cpu":
-        if not has_triton():
-            raise ModelError(f"exact is 'bitwise' with device {device!r}; without Triton it needs cpu")
-        if rank == 0:
-            logger.warning("exact 'bitwise' is not proven on GPUs: it has only run on CPUs")
+        _check_bitwise_on(device, warns=rank == 0)
     if source.vocab_map_path is not None and ranks > 1:
         raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
@@ -119,6 +116,14 @@ def build_target_engine(
             EagleDrafter(model, head, engine_options.num_slots, options.eagle, attention=attention, num_ranks=ranks)
         )
     return engine
+
+
+def _check_bitwise_on(device: str, *, warns: bool) -> None:
+    """Raises ModelError if the kernel of bitwise mode cannot be compiled here. device: no CPU."""
+    if not has_triton():
+        raise ModelError(f"exact is 'bitwise' with device {device!r}; without Triton it needs cpu")
+    if warns:
+        logger.warning("exact 'bitwise' is not proven on GPUs: it has only run on CPUs")
 
 
 def _choose_sums(model: PreTrainedModel, options: TargetOptions) -> None:

@@ -50,7 +50,12 @@ class _Tier:
         ordered = sorted(self.seconds)
         typical = ordered[0] if count < 3 else ordered[count // 2]
         mean_rows = sum(self.rows) / count
-        if abs(typical - self.point[1]) <= 0.01 * typical and abs(mean_rows - self.point[0]) <= 0.02 * mean_rows:
+        is_settled = count == _SAMPLES_PER_TIER  # before that, each measurement takes weight from the profile
+        if (
+            is_settled
+            and abs(typical - self.point[1]) <= 0.01 * typical
+            and abs(mean_rows - self.point[0]) <= 0.02 * mean_rows
+        ):
             return False
         self.point = (mean_rows, typical)
         return True
@@ -71,7 +76,7 @@ class StepTimeCurve:
     slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows, seconds)` stand
     for tiers without measurements, and count as two in the others: a slow forward or two in a tier that few rounds come
     to must not keep the planner away from it for good. They are scaled by the ratio of measurement to profile in the
-    nearest measured tier, because rounds are slower than the profile's short contexts.
+    nearest tier that has several measurements, because rounds are slower than the profile's short contexts.
 
     A target may pad a forward to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a row
     within a step is free. Beyond the last step, or without steps, every row costs time.
@@ -111,13 +116,13 @@ class StepTimeCurve:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""
         if self._changed:
             self._rebuild()
-        end = first + count
-        times = self._table[first - 1 : end - 1] if 1 <= first <= end <= _TABLE_ROWS else self._read(first, end)
-        return self._pace * times
+        last = first + count - 1
+        is_in_table = first >= 1 and last <= _TABLE_ROWS
+        return self._pace * (self._table[first - 1 : last] if is_in_table else self._interpolated(first, last))
 
-    def _read(self, first: int, end: int) -> np.ndarray:
-        """Of the curve, for first, ..., end - 1 rows."""
-        rows = np.arange(first, end)
+    def _interpolated(self, first: int, last: int) -> np.ndarray:
+        """Seconds for first, ..., last rows without the pace: float64."""
+        rows = np.arange(first, last + 1)
         if len(self._steps):
             step = np.searchsorted(self._steps, rows)
             rows = np.where(rows <= self._steps[-1], self._steps[np.minimum(step, len(self._steps) - 1)], rows)
@@ -125,7 +130,7 @@ class StepTimeCurve:
 
     def _use(self, curve: tuple[np.ndarray, np.ndarray]) -> None:
         self._curve = curve
-        self._table = self._read(1, _TABLE_ROWS)
+        self._table = self._interpolated(1, _TABLE_ROWS)
         self._changed = False
 
     def times_of_drafts(self, rows: int, decoding_rows: int, count: int) -> np.ndarray:

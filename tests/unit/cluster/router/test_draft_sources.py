@@ -1,11 +1,14 @@
 """Which sources may draft for a request: by what is configured, what it names, and its acceptance rule."""
 
+import numpy as np
 import pytest
 
+from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
 from cluster.router.draft_sources import AllowedSources, DraftSources
 from cluster.router.merged_trees import MAX_SOURCES
-from paceline_testing.rounds import toy_request
+from paceline_testing.rounds import serve, toy_core, toy_info, toy_request
+from paceline_testing.toy_target import ToyTarget
 
 CPU = ("cache", "suffix")
 
@@ -43,6 +46,23 @@ def test_under_rejection_only_the_draft_model_drafts():
     known = sources("auto", "ouroboros")
     assert known.allowed(request(acceptance="rejection")) == AllowedSources((), None, 4, "tree")
     assert not known.allowed(request("ouroboros", "suffix", acceptance="rejection"))
+
+
+def test_drafters_that_can_propose_nothing_for_a_request_have_no_part_in_its_rounds(monkeypatch):
+    drafters = create_drafters(("cache", "prediction", "retrieval", "suffix"))
+    core, target = toy_core(toy_info(64), drafters=drafters), ToyTarget(64)
+    asked: list[str] = []
+    for name, drafter in drafters.items():
+        propose = drafter.propose
+        monkeypatch.setattr(
+            drafter, "propose", lambda contexts, name=name, propose=propose: asked.append(name) or propose(contexts)
+        )
+    core.add(toy_request("plain"), 0.0)
+    serve(core, target.verify)
+    assert set(asked) == {"suffix"}
+    core.add(toy_request("predicted", prediction_token_ids=np.arange(4, dtype=np.int32)), 0.0)
+    serve(core, target.verify)
+    assert set(asked) == {"prediction", "suffix"}
 
 
 @pytest.mark.parametrize("names", [("eagle",), tuple(map(str, range(MAX_SOURCES)))])
