@@ -98,7 +98,7 @@ image-lock:  ## refresh the hashes of the container images from requirements.loc
 		> build/image-lock/requirements.in
 	for platform in aarch64 x86_64; do \
 		build/image-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate -c requirements.lock \
-			--only-binary :all: --python-version 3.11 --python-platform $$platform-manylinux_2_28 \
+			--only-binary :all: --python-version 3.11 --python-platform $$platform-manylinux_2_31 \
 			build/image-lock/requirements.in -o build/image-lock/$$platform.txt || exit 1; \
 	done
 	diff build/image-lock/aarch64.txt build/image-lock/x86_64.txt  # one file serves both

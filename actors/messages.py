@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -70,6 +70,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     drafters: tuple[str, ...] | None = None  # None: what the cluster is configured with; (): no speculation
     max_draft_tokens: int | None = None  # None: the planner's own limit
     prediction_token_ids: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32: the output the caller expects
+    grammar: str = ""  # that the output follows, in llguidance's format; "": none
+    grammar_field: str = "grammar"  # the caller's name of it, for errors
 
 
 class SpeculationStats(msgspec.Struct, kw_only=True):
@@ -167,6 +169,16 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     num_ready: int = 0  # sequences among num_ahead whose whole draft was ready
 
 
+FREE_ROW = -(2**31)  # in `TokenMasks.index`: every token may follow
+
+
+class TokenMasks(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens that a grammar allows after the last committed token and after each draft node."""
+
+    words: np.ndarray  # int32: distinct masks of ceil(vocab_size / 32) words; bit t % 32 of word t // 32 is token t
+    index: np.ndarray  # int32 [1 + nodes]: its mask; -1 - t: token t alone is allowed; FREE_ROW
+
+
 class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     delta: SequenceDelta
     max_rows: int  # at most this many not yet computed tokens are computed this round (chunked prefill)
@@ -175,6 +187,7 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
+    masks: TokenMasks | None = None  # None: no grammar, or nothing is emitted
 
     @property
     def tree(self) -> DraftTree:

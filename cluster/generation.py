@@ -11,6 +11,7 @@ from pydantic import Field
 
 from actors.errors import InvalidRequest
 from actors.messages import Acceptance, CacheUse, SamplingParams
+from cluster.structured_outputs import StructuredOutputs
 from cluster.validation import StrictFields, checked
 
 # Defaults that depend on where a generation is asked for: OpenAI's API samples, the local engine is greedy.
@@ -46,6 +47,7 @@ class GenerationOptions(SamplingFields):
     ignore_eos: bool = False
     drafters: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # None: all that run; (): no drafts
     max_draft_tokens: MaxDraftTokens | None = None  # a round; None: as many as the planner chooses
+    structured_outputs: StructuredOutputs | None = None  # what the answer must follow
     namespace: str = ""  # what is learnt is shared within a namespace only
     cache: CacheUse = "read_write"  # whether to draft from the shared cache, and add to it
 

@@ -286,6 +286,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         config.draft,
         config.cache,
         model=plan.info,
+        tokenizer_dir=str(plan.target.path),
         directory_name=DIRECTORY,
         promotion=promotion,
         observability=config.observability,

@@ -1,4 +1,4 @@
 """Drafters that run on the CPU of the router, one a file.
 
-May import: lookahead and the records below it; cache_service.
+May import: lookahead, grammar and the records below it; cache_service.
 """

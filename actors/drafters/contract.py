@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.grammar.matcher import GrammarMatcher
 from actors.messages import GenerationRequest, SamplingParams, no_tokens
 
 Asked = TypeVar("Asked")
@@ -35,6 +36,7 @@ class DraftContext:
     max_depth: int = 0  # greatest depth of a required node: the model has no positions beyond
     readable: tuple[str, ...] = ()  # further namespaces of the shared cache to read, the nearest first
     reads_cache: bool = True  # whether to draft from the shared cache at all
+    grammar: GrammarMatcher | None = None  # behind the committed tokens; not to be moved, but copied
 
     @property
     def shared_namespaces(self) -> tuple[str, ...]:

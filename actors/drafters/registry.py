@@ -31,6 +31,7 @@ LOOKAHEAD = "lookahead"  # lookahead decoding on the target
 OUROBOROS = "ouroboros"  # the same on the draft model
 RETRIEVAL = "retrieval"
 CACHE = "cache"  # the shared cache
+GRAMMAR = "grammar"  # for constrained answers
 SOFT_NGRAM = "soft_ngram"
 TOKEN_RECYCLING = "token_recycling"
 
@@ -55,7 +56,7 @@ _MODEL_SOURCES = (
 # Prompt lookup has the same knowledge as the suffix automaton, the n-gram table and token recycling the same as
 # soft_ngram; two sources with the same knowledge make the planner overconfident. Lookahead takes rows in every round
 # whether they pay or not, and where each further row costs as much as the first, they rarely do.
-_IN_AUTO = frozenset({CACHE, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix"})
+_IN_AUTO = frozenset({CACHE, GRAMMAR, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix"})
 _NOT_DRAFTERS = frozenset({"contract", "registry"})
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(

@@ -30,6 +30,7 @@ from actors.sampling.device_sampling import draw, draw_packed, walk_trees
 from actors.sampling.device_shards import Shard, draw_from_shards, num_leaders
 from actors.sampling.device_successors import likeliest_of, merged, summarize
 from actors.sampling.packed_rows import sampling_in, slots_of, words_of
+from actors.sampling.row_masks import RowMasks, mask_logits
 from actors.sampling.rows import RowSampling
 
 _NO_WORDS = np.empty(0, np.int64)
@@ -46,6 +47,7 @@ class _Shape(NamedTuple):
     is_sharded: bool  # ranks draw from their shares of the vocabulary
     leaders: int  # with is_sharded: scores that each rank sends of a row, see `num_leaders`
     table: int  # generation of the table of adjustments
+    is_masked: bool  # grammars mask rows
 
 
 class _Launched(NamedTuple):
@@ -89,7 +91,8 @@ class DeviceRounds:
             self._runner.launch(inputs, None, lambda: self._compute(inputs), may_record=may_record)
             return None
         self._table.assign(sampling_addresses(round.items) if sizes.adjusted else _NO_WORDS)
-        inputs = self._send(round, self._shape_of(round, sizes, is_drawn=True), sizes.most_rows)
+        shape_sent = self._shape_of(round, sizes, is_drawn=True)
+        inputs = self._send(round, shape_sent, sizes.most_rows, _mask_parts(draws.masks, shape_sent.logits))
         shape = self._draws_of(draws, sizes)
         launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
         return BegunOnDevice(round, draws, sizes, inputs, shape, launched)
@@ -140,10 +143,11 @@ class DeviceRounds:
 
         return write
 
-    def _send(self, round: PlannedRound, shape: Shape, most_rows: int) -> DeviceInputs:
+    def _send(self, round: PlannedRound, shape: Shape, most_rows: int, masks: list[Part]) -> DeviceInputs:
         """As `ModelRunner.send_round`; brings the table of adjustments up to date."""
         updates = [Part(array, array.shape) for array in self._table.updates if len(array)]
-        inputs = self._runner.send_round(shape, self._writing(round), updates, round.pack, most_rows=most_rows)
+        writing = self._writing(round)
+        inputs = self._runner.send_round(shape, writing, updates, round.pack, most_rows=most_rows, more=masks)
         if updates:
             self._table.write(*inputs.updates)
         return inputs
@@ -182,6 +186,7 @@ class DeviceRounds:
             is_sharded=is_sharded,
             leaders=num_leaders(self._sampling(sizes)) if is_sharded else 0,
             table=self._table.generation,
+            is_masked=draws.masks is not None,
         )
 
     def _compute(self, inputs: DeviceInputs) -> None:
@@ -190,13 +195,16 @@ class DeviceRounds:
 
     @torch.inference_mode()
     def _launch(self, inputs: DeviceInputs, shape: _Shape) -> _Launched:
-        packed, _, _, offsets = inputs.more
+        packed, _, _, offsets, *masks = inputs.more
         logits = self._runner.compute(inputs)
         size = (len(offsets) - 1) * (2 + shape.nodes)
         result = logits.new_empty(size + len(logits) * shape.successors, dtype=torch.int64)
         if shape.successors:
             likeliest_of(self._summaries(logits, shape.successors), result[size:].view(len(logits), -1))
         shard = self._runner.vocabulary_shard
+        if shape.is_masked:
+            words, rows = masks
+            mask_logits(logits, words, rows, first_id=0 if shard is None else shard.first_id)
         keeps_logits = shape.keeps_logits
         if shard is not None and shape.is_sharded:
             own = Shard(logits, packed, shard.first_id, shape.adjusted_rows, self._table.tensor)
@@ -223,9 +231,18 @@ class DeviceRounds:
         return gather_ranks(merged(summarize(logits, k, shard.first_id)))
 
 
+def _mask_parts(masks: RowMasks | None, num_logits: int) -> list[Part]:
+    """Words and index of `mask_logits`; rows of padding have mask 0."""
+    if masks is None:
+        return []
+    words = masks.words
+    tier = max(1, power_tier(len(words)))
+    return [Part(words, (tier, words.shape[1])), Part(masks.rows, (num_logits,))]
+
+
 def _walk(drawn: torch.Tensor, inputs: DeviceInputs, shape: _Shape, result: torch.Tensor) -> None:
     """Fill the walked trees of `result`. A walk ends at a row without a token."""
-    _, tokens, parents, offsets = inputs.more
+    _, tokens, parents, offsets = inputs.more[:4]
     walk_trees(drawn, tokens, parents, offsets, _walked(result, len(offsets) - 1, shape))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from actors.messages import Successors
+from actors.sampling.row_masks import RowMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Draws:
 
     num_successors: int  # most probable tokens to report of each row
     keeps_logits: bool
+    masks: RowMasks | None = None  # of these rows; None: no grammar
 
 
 @dataclass(slots=True)

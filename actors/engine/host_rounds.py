@@ -9,6 +9,7 @@ from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
 from actors.engine.planned_round import PlannedRound, wanted_rows
 from actors.messages import Successors
+from actors.sampling.row_masks import mask_rows
 from actors.sampling.sampler import sample_tokens
 from actors.sampling.top_tokens import most_probable
 from actors.sampling.verification import walk_trees
@@ -43,8 +44,12 @@ def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
     if draws.num_successors:
         ids, probs = most_probable(logits, draws.num_successors)
         successors = Successors(ids.reshape(-1).cpu().numpy(), probs.reshape(-1).cpu().numpy(), ids.shape[1])
-        if sampling.is_greedy and logits.device.type == "cpu":  # elsewhere equal logits may come in another order
+        if (
+            sampling.is_greedy and draws.masks is None and logits.device.type == "cpu"
+        ):  # elsewhere equal logits may come in another order
             likeliest = ids[:, 0].to(torch.int64)
+    if draws.masks is not None:
+        mask_rows(logits, draws.masks)
     sampled = sample_tokens(logits, sampling) if likeliest is None else likeliest
     nodes, ends, next_tokens = walk_trees(sampled.cpu().numpy(), *round.emitting_trees)
     return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None)

@@ -32,6 +32,7 @@ from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
 from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
 from actors.messages import VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
+from actors.sampling.row_masks import RowMasks, row_masks
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ class TargetEngine:
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
-            draws = Draws(num_successors, keeps_logits=bool(begun.rejecting))
+            draws = Draws(num_successors, bool(begun.rejecting), _masks_of(round, begun, self.vocab_size))
         begun.computing = self._rounds.begin(round, draws)
         begun.launched = self._clock.mark()
 
@@ -256,6 +257,15 @@ def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:
         parts.append(_Part(item, rows, first_row, bool(is_last)))
         first_row += rows.num_rows
     return parts
+
+
+def _masks_of(round: PlannedRound, begun: BegunRound, vocab_size: int) -> RowMasks | None:
+    """Masks of the rows that tokens are drawn from. Raises ValueError for masks that do not fit them."""
+    if all(item.masks is None for item in begun.asked):
+        return None
+    is_last = round.items["is_last"].tolist()
+    masks = [item.masks for item, emits in zip(begun.ready, is_last, strict=True) if emits]
+    return row_masks(masks, (1 + round.items["num_nodes"][round.emitting]).tolist(), vocab_size)
 
 
 def _rounds_of(runner: ModelRunner | EncoderDecoderRunner, vocab_size: int) -> HostRounds | DeviceRounds:

@@ -25,6 +25,7 @@ class GenerationCall:
     n: int = 1
     options: GenerationOptions = HTTP_DEFAULTS
     max_tokens_field: str = "max_tokens"
+    constraint_field: str = "structured_outputs"  # the client's name of `options.structured_outputs`
     stop: tuple[str, ...] = ()
     cache_salt: str = ""  # separates a part of the tenant's namespace, or with policy group finds others
     wants_padding: bool | None = None  # pads the chunks of a stream; None: as configured

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
-import sys
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -29,9 +27,7 @@ from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.service import GenerationService
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +36,6 @@ MAX_ONGOING_REQUESTS = 4096
 MAX_QUEUED_REQUESTS = 1024  # in a proxy, while there is no replica; beyond: 429 / RESOURCE_EXHAUSTED
 _SIBLINGS_S = 3.0  # time limit for other gateways' metrics
 _DRAIN_S = 120.0  # time limit for open streams after a replica is told to stop
-
-
-def _read_tokenizer(directory: str) -> PreTrainedTokenizerBase:
-    """transformers finds no torch here: a tokenizer does without, and a gateway starts faster with less memory."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # one says that torch was not found
-    hidden = sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # makes an import fail
-    try:
-        from transformers import AutoTokenizer
-    finally:
-        if hidden is None:
-            del sys.modules["torch"]
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    return tokenizer
 
 
 class Gateway(InferenceServicer):
@@ -70,7 +53,7 @@ class Gateway(InferenceServicer):
         """router: a deployment handle, for `RouterClient`. access None: no keys are required."""
         if observability is not None:
             configure_logging(observability, "gateway")
-        tokenizer = _read_tokenizer(tokenizer_dir)
+        tokenizer = read_tokenizer(tokenizer_dir)
         metrics = self._metrics = GatewayMetrics()
         self._gateway_id = secrets.token_hex(8)
         self._replicas = config.replicas

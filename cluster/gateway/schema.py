@@ -17,6 +17,7 @@ from actors.errors import InvalidRequest
 from actors.messages import CacheUse
 from cache_service.formats.namespaces import NAME_PATTERN
 from cluster.gateway.call import GenerationCall
+from cluster.gateway.constraints import ConstraintFields, constraint_of
 from cluster.generation import (
     HTTP_TEMPERATURE,
     GenerationOptions,
@@ -25,6 +26,7 @@ from cluster.generation import (
     NumNewTokens,
     SamplingFields,
 )
+from cluster.structured_outputs import StructuredOutputs
 from cluster.text.text_codec import ChatMessage, Prompt
 from cluster.validation import StrictFields, field_path, first_problem, shown, size_of
 
@@ -49,7 +51,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": (...,),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (...,),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -94,7 +95,7 @@ class Prediction(StrictFields):
     content: str | list[TextPart]
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, ConstraintFields):
     """Fields that both endpoints have. Null means the default."""
 
     model: str | None = None
@@ -169,8 +170,7 @@ def parse_fields(kind: type[BodyKind], fields: Mapping[str, Any]) -> BodyKind:
 
 
 def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
-    options = _options(body, body.max_tokens)
-    return _call(body, options, prompts=_prompts(body.prompt), prompt_field="prompt", timeout_s=timeout_s)
+    return _call(body, body.max_tokens, prompts=_prompts(body.prompt), prompt_field="prompt", timeout_s=timeout_s)
 
 
 def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
@@ -179,14 +179,14 @@ def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
         for message in body.messages
     )
     newer = body.max_completion_tokens
-    options = _options(body, body.max_tokens if newer is None else newer)
-    call = _call(body, options, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
+    max_tokens = body.max_tokens if newer is None else newer
+    call = _call(body, max_tokens, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
     return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
 
 
 def _call(
     body: GenerationFields,
-    options: GenerationOptions,
+    max_tokens: int | None,
     *,
     prompts: tuple[Prompt, ...],
     prompt_field: str,
@@ -194,12 +194,14 @@ def _call(
 ) -> GenerationCall:
     speculation = body.speculation or SpeculationFields()
     stream_options = body.stream_options or StreamOptions()
+    constraint, constraint_field = constraint_of(body)
     return GenerationCall(
         prompts=prompts,
         prompt_field=prompt_field,
         model=body.model,
         n=body.n or 1,
-        options=options,
+        options=_options(body, max_tokens, constraint),
+        constraint_field=constraint_field,
         stop=_stops(body.stop),
         cache_salt=_salt(body.cache_salt),
         wants_padding=stream_options.include_obfuscation,
@@ -209,7 +211,7 @@ def _call(
     )
 
 
-def _options(body: GenerationFields, max_tokens: int | None) -> GenerationOptions:
+def _options(body: GenerationFields, max_tokens: int | None, constraint: StructuredOutputs | None) -> GenerationOptions:
     speculation = body.speculation or SpeculationFields()
     sampling = {name: getattr(body, name) for name in SamplingFields.model_fields}
     if body.temperature is None:
@@ -217,6 +219,7 @@ def _options(body: GenerationFields, max_tokens: int | None) -> GenerationOption
     drafters = _drafters(speculation)
     return GenerationOptions(
         **sampling,
+        structured_outputs=constraint,
         max_new_tokens=max_tokens,
         logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
         ignore_eos=bool(body.ignore_eos),

@@ -296,7 +296,7 @@ def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
 
 def _request_of(call: GenerationCall, model: ServedModel, scope: Scope, tenant: Tenant | None) -> GenerationRequest:
     """What the requests of a call have in common."""
-    options = call.options
+    options, outputs = call.options, call.options.structured_outputs
     stop_token_ids = tuple(options.stop_token_ids or ())
     if not options.ignore_eos:
         stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
@@ -306,6 +306,8 @@ def _request_of(call: GenerationCall, model: ServedModel, scope: Scope, tenant: 
         sampling=options.sampling(seed=0),
         max_new_tokens=1,
         stop_token_ids=stop_token_ids,
+        grammar=outputs.grammar_text(call.constraint_field) if outputs is not None else "",
+        grammar_field=call.constraint_field,
         drafters=options.drafters,
         max_draft_tokens=options.max_draft_tokens,
         tenant="" if tenant is None else tenant.id,

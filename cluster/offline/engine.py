@@ -32,6 +32,7 @@ from actors.engine.beam_search import search_beams
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import InvalidRequest, ModelError
+from actors.grammar.grammars import Grammars
 from actors.home import paceline_home
 from actors.messages import (
     DraftBatch,
@@ -191,8 +192,14 @@ class LocalEngine:
         self.core = RouterCore(info, router, speculation, drafters, draft_shape=shape, shared=shared)
         if self._draft is not None:
             self.core.set_draft_workers([_DRAFT_WORKER])
+        self._grammars = Grammars(lambda: self.tokenizer, info.vocab_size, self.info.eos_token_ids, self.info.name)
         self._requests = LocalRequests(
-            self.tokenizer, self.info, info, drafter_names=self.drafter_names, acceptance=self.acceptance
+            self.tokenizer,
+            self.info,
+            info,
+            drafter_names=self.drafter_names,
+            acceptance=self.acceptance,
+            grammars=self._grammars,
         )
         # Events that no caller has taken yet, by request. A round serves all requests.
         self._inboxes: dict[str, deque[RouterEvent]] = {}
@@ -364,7 +371,8 @@ class LocalEngine:
                     open_ids.append(request.request_id)
                     self._inboxes[request.request_id] = deque()
                     running[request.request_id] = _Running(request.prompt_token_ids.tolist(), time.perf_counter())
-                    self.core.add(request, self.now())
+                    grammar = self._grammars.matcher(request.grammar) if request.grammar else None
+                    self.core.add(request, self.now(), grammar)
                 if not any(self._inboxes[request_id] for request_id in open_ids):
                     self._run_round(on_round)
                 for request_id in list(open_ids):

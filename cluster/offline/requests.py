@@ -11,12 +11,14 @@ import numpy as np
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import InvalidRequest
+from actors.grammar.grammars import Grammars
 from actors.messages import Acceptance, GenerationRequest, WorkerInfo
 from actors.models.loader import ModelInfo
 from cache_service.errors import SettingError
 from cache_service.formats.namespaces import OPEN
 from cache_service.formats.store_keys import StoreKeys
 from cluster.generation import LOCAL_NEW_TOKENS, GenerationOptions, LengthLimits, check_token_ids
+from cluster.structured_outputs import StructuredOutputs
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -31,6 +33,7 @@ class LocalRequests:
         target: WorkerInfo,
         drafter_names: tuple[str, ...],
         acceptance: Acceptance,
+        grammars: Grammars,
     ) -> None:
         """tokenizer: from `transformers`. target: limits of the engine, which may be below the model's."""
         self._tokenizer = tokenizer
@@ -39,6 +42,7 @@ class LocalRequests:
         self._max_model_len = target.max_model_len
         self._drafter_names = drafter_names
         self._acceptance = acceptance
+        self._grammars = grammars
         self._num_requests = 0
 
     def make(
@@ -58,6 +62,7 @@ class LocalRequests:
             raise InvalidRequest("predictions", f"{len(predictions)} of them", f"there are {len(prompts)} prompts")
         if not options.ignore_eos:
             stops += self._info.eos_token_ids
+        grammar = self._grammar(options.structured_outputs)
         seed = secrets.randbits(64) if options.seed is None else options.seed
         requests = []
         for index, (name, prompt) in enumerate(prompts):
@@ -75,6 +80,7 @@ class LocalRequests:
                     drafters=options.drafters,
                     max_draft_tokens=options.max_draft_tokens,
                     prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
+                    grammar=grammar,
                 )
             )
         return requests
@@ -87,6 +93,15 @@ class LocalRequests:
             max_tokens_field="max_new_tokens",
         )
         return limits.num_new_tokens(asked, LOCAL_NEW_TOKENS, num_prompt)
+
+    def _grammar(self, outputs: StructuredOutputs | None) -> str:
+        """As in `GenerationRequest`. Raises InvalidRequest for one that cannot be compiled."""
+        if outputs is None:
+            return ""
+        field = f"structured_outputs.{outputs.kind}"
+        grammar = outputs.grammar_text(field)
+        self._grammars.matcher(grammar, field)
+        return grammar
 
     def _check_namespace(self, namespace: str) -> None:
         try:

@@ -15,6 +15,7 @@ import msgspec
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import CACHE, OUROBOROS
 from actors.errors import LinkError, ModelError, Overloaded
+from actors.grammar.matcher import GrammarMatcher
 from actors.messages import (
     DraftResult,
     GenerationRequest,
@@ -138,10 +139,13 @@ class RouterCore:
 
     # Requests
 
-    def add(self, request: GenerationRequest, now: float) -> None:
-        """Accept a request. Raises InvalidRequest if its prompt leaves no room for a token or its id is in use,
-        Overloaded when the waiting queue is full and nothing of the request has been delivered yet."""
+    def add(self, request: GenerationRequest, now: float, grammar: GrammarMatcher | None = None) -> None:
+        """Accept a request. grammar: of `request.grammar`, at the beginning of the answer; None: it has none.
+
+        Raises InvalidRequest if its prompt leaves no room for a token or its id is in use, Overloaded when the waiting
+        queue is full and nothing of the request has been delivered yet."""
         self._requests.check(request, self.max_model_len)
+        assert (grammar is None) == (not request.grammar)
         if self._speculation.acceptance == "rejection":
             sampling = msgspec.structs.replace(request.sampling, acceptance="rejection")
             request = msgspec.structs.replace(request, sampling=sampling)
@@ -152,6 +156,7 @@ class RouterCore:
             now=now,
             max_model_len=self.max_model_len,
             drafts=self._draft_state(request),
+            grammar=grammar,
         )
         try:
             self._scheduler.enqueue(sequence, now)
@@ -407,4 +412,5 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         draft=entry.tree if len(entry.tree.token_ids) else None,
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
+        masks=sequence.grammar.masks(entry.tree) if entry.emits and sequence.grammar is not None else None,
     )

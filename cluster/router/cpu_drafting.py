@@ -33,8 +33,13 @@ class CpuDrafting:
         self.num_successors = max((drafter.num_successors for _, drafter in self._drafters), default=0)
 
     def that_may_draft_for(self, request: GenerationRequest, drafters: Iterable[int]) -> tuple[int, ...]:
-        """Those of these drafters that may ever propose something for the request."""
-        return tuple(index for index in drafters if self._drafters[index][1].may_draft_for(request))
+        """Those of these drafters that may ever propose something for the request. Under a grammar none that requires
+        rows: these follow tokens that the grammar need not allow."""
+        return tuple(
+            index
+            for index in drafters
+            if self._drafters[index][1].may_draft_for(request) and not (request.grammar and index in self.most_required)
+        )
 
     def propose(self, round: Round) -> None:
         for index, (name, drafter) in enumerate(self._drafters):
@@ -121,6 +126,7 @@ def _context(entry: RoundEntry, index: int, max_required: int) -> DraftContext:
         max_depth=sequence.num_left - 1,
         readable=request.readable,
         reads_cache=request.cache != "off",
+        grammar=sequence.grammar,
     )
 
 

@@ -23,6 +23,7 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, R
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import create_drafters, expand_drafters
 from actors.errors import Overloaded, RouterLost, Unavailable
+from actors.grammar.grammars import Grammars
 from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
@@ -39,6 +40,7 @@ from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
 from cluster.router.status import RouterStatus, router_status
 from cluster.router.worker_drafting import DraftShape
+from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class RouterSettings:
     draft: DraftConfig
     cache: CacheConfig
     model: ModelInfo
+    tokenizer_dir: str  # of the target, for grammars
     directory_name: str
     promotion: PromotionSource | None = None  # None: phrases of tenants stay in their namespaces
     observability: ObservabilityConfig | None = None  # None: logging stays as the process has it
@@ -249,7 +252,10 @@ class Router:
             draft_shape=DraftShape(draft.gamma, draft.branch),
             shared=SharedLearning(self._cache, self._soft_sharing),
         )
-        driver = RouterDriver(core, self._settings.config.verify_timeout_s, draft.deadline_ms / 1e3)
+        model, tokenizer_dir = self._settings.model, self._settings.tokenizer_dir
+        grammars = Grammars(lambda: read_tokenizer(tokenizer_dir), info.vocab_size, model.eos_token_ids, model.name)
+        limits_s = self._settings.config.verify_timeout_s, draft.deadline_ms / 1e3
+        driver = RouterDriver(core, *limits_s, grammars=grammars)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)
         return driver
 

@@ -12,7 +12,9 @@ import traceback
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
-from actors.errors import LinkError, RouterLost, Unavailable
+from actors.errors import InvalidRequest, LinkError, RouterLost, Unavailable
+from actors.grammar.grammars import Grammars
+from actors.grammar.matcher import GrammarMatcher
 from actors.links.client import AsyncLink
 from actors.links.heartbeat import Heartbeat
 from actors.messages import (
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 _OWN_STAGES = frozenset(("plan", "draft", "assemble", "commit"))
 _IDLE_POLL_S = 0.05  # between looks while sequences wait for a target or for KV blocks
 _WATCH_PERIOD_S = 1.0
+_MOST_COMPILING = 2  # grammars at a time
 _GRACE_S = 10.0  # beyond the present step's limit
 
 
@@ -91,12 +94,17 @@ class RouterDriver:
     While the target is missing or silent, streams pause, but deadlines and cancellations still take effect.
     """
 
-    def __init__(self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float) -> None:
+    def __init__(
+        self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float, grammars: Grammars | None = None
+    ) -> None:
+        """grammars: of the target's vocabulary; None: requests with a grammar are refused."""
         self.core = core
         self.num_steps = 0  # rises whenever the rounds go on
         self.step_limit_s = 0.0  # how long the present step may take
         self.router_seconds = 0.0  # time spent in the core itself, for the metrics
         self._verify_timeout_s = verify_timeout_s
+        self._grammars = grammars
+        self._compiling = asyncio.Semaphore(_MOST_COMPILING)
         self._target: AsyncLink | None = None
         self._incarnation: int | None = None
         self._gone: int | None = None  # the last incarnation that was counted as lost
@@ -171,7 +179,8 @@ class RouterDriver:
         """
         if self.is_draining or self.failure is not None:
             raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
-        self.core.add(request, time.monotonic())
+        grammar = await self._compiled(request)
+        self.core.add(request, time.monotonic(), grammar)
         # Bounded by the request itself: it has at most max_new_tokens chunks.
         queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
         self._streams[request.request_id] = queue
@@ -189,6 +198,17 @@ class RouterDriver:
             if not ended:
                 self.core.cancel(request.request_id)
                 self._work.set()
+
+    async def _compiled(self, request: GenerationRequest) -> GrammarMatcher | None:
+        """Of the request's grammar, made in a thread: rounds go on. Raises InvalidRequest."""
+        if not request.grammar:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest(
+                request.grammar_field, f"{len(request.grammar)} characters", "there are no grammars here"
+            )
+        async with self._compiling:
+            return await asyncio.to_thread(self._grammars.matcher, request.grammar, request.grammar_field)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests and let the open ones finish."""

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from actors.drafters.registry import DRAFT_MODEL
+from actors.errors import InvalidRequest
 from actors.messages import RequestTimes, RoundTimes, TokenChunk, Verdict
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
@@ -50,9 +51,11 @@ def cut_at_end(
 def emit_tokens(
     round: Round, entry: RoundEntry, path: list[int], next_token: int, *, source_names: SequenceOf[str], now: float
 ) -> TokenChunk:
-    """Append a round's tokens to the entry's sequence and make their chunk.
+    """Append a round's tokens to the entry's sequence and make their chunk. An answer that its grammar does not let go
+    on ends without an end-of-sequence token.
 
-    path: accepted nodes; next_token: the target's own token behind them.
+    path: accepted nodes; next_token: the target's own token behind them. Raises InvalidRequest, with nothing appended,
+    if the sequence's grammar cannot be followed any further.
     """
     sequence, progress = entry.sequence, entry.sequence.progress
     tokens: list[int] = entry.tree.token_ids[path].tolist() if path else []
@@ -61,6 +64,12 @@ def emit_tokens(
     sources.append(TARGET)
     count, finish = cut_at_end(tokens, sequence.stop_tokens, sequence.num_left)
     del tokens[count:], sources[count:]
+    if sequence.grammar is not None:
+        if not sequence.grammar.follow(tokens):
+            answered = sequence.num_tokens - sequence.begin.num_prompt_tokens
+            limit = "behind them it is too complex to be followed"
+            raise InvalidRequest(sequence.request.grammar_field, f"{answered} tokens of the answer", limit)
+        finish = "stop" if sequence.grammar.is_complete else finish
     sequence.append(tokens)
     sequence.target.advance(entry.num_tokens + len(path))
     stats = progress.stats

@@ -24,10 +24,14 @@ class Proposals:
 
     def add(self, entry: RoundEntry, source: int, tree: DraftTree, *, max_nodes: int, max_required: int = 0) -> None:
         """max_nodes: limit of nodes that are not required. Under rejection, only chains with draft distributions are
-        valid."""
+        valid. Nodes that the sequence's grammar does not allow are left out, except under rejection: there, which nodes
+        are verified must not depend on their tokens."""
         is_valid = isinstance(tree, DraftTree) and has_tree_shape(tree, max_nodes, max_required)
         if is_valid and not entry.is_coupled:
             is_valid = is_chain(tree, self._vocab_size)
+        elif is_valid and entry.sequence.grammar is not None:
+            is_valid = tree.is_valid(self._vocab_size)
+            tree = entry.sequence.grammar.prune(tree) if is_valid else tree
         if not is_valid:
             self._counters.invalid_trees[self._names[source]] += 1
         elif len(tree.token_ids):

@@ -5,7 +5,8 @@ the target walks that tree with the emitted tokens; what lies behind them is the
 does the same with the result (`actors.round_ahead`), so a round sent ahead is committed like any other.
 
 Only rounds in which all running sequences decode are followed by one sent ahead, and only where drafts come from CPU
-drafters or nowhere: the rejection rule, EAGLE heads and draft models need the tokens before they draft.
+drafters or nowhere: the rejection rule, EAGLE heads and draft models need the tokens before they draft, and grammars
+before they mask.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ class SendingAhead:
             and entry.rows == 1
             and entry.is_coupled
             and entry.sequence.drafts.sources.head is None
+            and entry.sequence.grammar is None
             and not entry.sequence.target.num_failed_rounds
             for entry in round.entries
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.errors import InvalidRequest
+from actors.grammar.matcher import GrammarMatcher
 from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, no_tokens
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_sources import AllowedSources
@@ -93,8 +95,8 @@ class Sequence:
     """A running or waiting request. Tokens are only ever appended."""
 
     __slots__ = (
-        "_buffer", "arrival", "begin", "deadline", "drafts", "max_tokens", "namespace", "num_prompt", "num_tokens",
-        "progress", "request", "request_id", "seq_id", "stop_tokens", "target",
+        "_buffer", "arrival", "begin", "deadline", "drafts", "grammar", "max_tokens", "namespace", "num_prompt",
+        "num_tokens", "progress", "request", "request_id", "seq_id", "stop_tokens", "target",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +108,9 @@ class Sequence:
         now: float,
         max_model_len: int,
         drafts: DraftState,
+        grammar: GrammarMatcher | None = None,
     ) -> None:
+        """grammar: at the beginning of the answer. Raises InvalidRequest if output in the prompt does not follow it."""
         prompt = np.asarray(request.prompt_token_ids, dtype=np.int32)
         self.request = request
         self.request_id = request.request_id
@@ -123,6 +127,10 @@ class Sequence:
         self.begin = SequenceStart(request.sampling, len(prompt) - request.num_output_in_prompt, request.namespace)
         self.target = TargetState()
         self.drafts = drafts
+        self.grammar = grammar  # behind the committed tokens; None: the answer is not constrained
+        if grammar is not None and not grammar.follow(prompt[self.begin.num_prompt_tokens :].tolist()):
+            answered = f"{request.num_output_in_prompt} tokens of the answer"
+            raise InvalidRequest(request.grammar_field, answered, "they do not follow it")
         self.progress = RequestProgress(now, times=RequestTimes(rounds=[]) if request.timed_rounds >= 0 else None)
 
     @property

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from actors.errors import Unavailable
+from actors.errors import InvalidRequest, Unavailable
 from actors.messages import Verdict, VerifyResult
 from cluster.router.counters import RouterCounters
 from cluster.router.emission import TARGET, accepted_path, emit_tokens, note_rows
@@ -63,13 +63,19 @@ class Verdicts:
                 if not sequence.target.compute_prompt(verdict.num_computed):
                     self._count_setback(sequence, now)
                 continue
-            taken.emitted.append(Emitted(index, sequence.num_tokens, path))
-            if self._emit(round, entry, path, verdict.next_token, now=now):
+            emitted = Emitted(index, sequence.num_tokens, path)
+            try:
+                has_finished = self._emit(round, entry, path, verdict.next_token, now=now)
+            except InvalidRequest as error:
+                self._requests.fail(sequence, error, now)
+                continue
+            taken.emitted.append(emitted)
+            if has_finished:
                 taken.finished.append(sequence)
         return taken
 
     def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, *, now: float) -> bool:
-        """Returns whether the sequence has finished."""
+        """Returns whether the sequence has finished. Raises what `emit_tokens` raises."""
         progress, counters = entry.sequence.progress, self._counters
         if progress.chunk_index == 0 and progress.started_at is not None:
             counters.queue_time.observe(progress.started_at - progress.arrived_at)

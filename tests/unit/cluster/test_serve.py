@@ -103,7 +103,9 @@ def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters
 def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond(model):
     config = RouterConfig(max_running=2, max_waiting=3)
     info = read_model_info(ModelSource("tiny", "tiny", model))
-    settings = RouterSettings(config, SpeculationConfig(), DraftConfig(), CacheConfig(), model=info, directory_name="d")
+    settings = RouterSettings(
+        config, SpeculationConfig(), DraftConfig(), CacheConfig(), model=info, tokenizer_dir="t", directory_name="d"
+    )
     router = router_application(settings)
     gateway = gateway_application(router, "tokenizer", ServedModel("tiny", 64, 97, ()), GatewayConfig())
     assert 5 <= router._bound_deployment.max_queued_requests <= 64

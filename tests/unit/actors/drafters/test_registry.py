@@ -19,6 +19,7 @@ from actors.errors import InvalidRequest, ModelError
 # What requests and configurations may name, and `auto` stands for: every one is part of the interface.
 CPU_DRAFTERS = (
     "cache",
+    "grammar",
     "lookahead",
     "ngram_table",
     "prediction",
@@ -110,7 +111,7 @@ def test_only_cpu_drafters_can_be_created_and_the_error_names_them(name: str) ->
 
 
 def test_auto_stands_for_what_completes_each_other_and_the_draft_model() -> None:
-    wanted = ("cache", "prediction", "retrieval", "soft_ngram", "suffix")
+    wanted = ("cache", "grammar", "prediction", "retrieval", "soft_ngram", "suffix")
     assert expand_drafters(("auto",)) == (*wanted, "draft_model")
     assert expand_drafters(("auto",), has_draft_model=False) == wanted
     assert expand_drafters(("auto",), has_head=True) == (*wanted, "eagle", "draft_model")
@@ -122,7 +123,7 @@ def test_names_keep_their_order_and_appear_once() -> None:
     assert expand_drafters(["suffix", "prompt_lookup", "suffix"]) == ("suffix", "prompt_lookup")
     assert expand_drafters(["draft_model", "auto"])[0] == "draft_model"
     assert sorted(expand_drafters(["suffix", "auto"])) == sorted(
-        ("cache", "prediction", "retrieval", "soft_ngram", "suffix", "draft_model")
+        ("cache", "grammar", "prediction", "retrieval", "soft_ngram", "suffix", "draft_model")
     )
 
 

@@ -396,7 +396,6 @@ async def test_a_bad_value_is_refused_naming_field_and_limit(client, router, fie
     ("fields", "param"),
     [
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),

@@ -1,0 +1,69 @@
+"""What a request asks of the form of its answer, by any of the usual names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from actors.errors import InvalidRequest
+from cluster.structured_outputs import StructuredOutputs
+from cluster.validation import StrictFields, checked
+
+
+class JsonSchemaFormat(StrictFields):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # null: any value
+    strict: bool | None = None  # the answer follows the schema in any case
+
+
+class ResponseFormat(StrictFields):
+    """OpenAI's."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ConstraintFields(StrictFields):
+    """At most one of these constrains an answer; null is none."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None  # vLLM's, as are the following older names
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+def constraint_of(body: ConstraintFields) -> tuple[StructuredOutputs | None, str]:
+    """The constraint, and the field of the request that errors name. Raises InvalidRequest for more than one."""
+    given: list[tuple[StructuredOutputs, str]] = []
+    if body.response_format is not None and body.response_format.type != "text":
+        given.append(_of_format(body.response_format))
+    if body.structured_outputs is not None:
+        given.append((body.structured_outputs, f"structured_outputs.{body.structured_outputs.kind}"))
+    for name in ("json", "regex", "choice", "grammar"):
+        value = getattr(body, f"guided_{name}")
+        if value is not None:
+            given.append((_guided(name, value), f"guided_{name}"))
+    if len(given) > 1:
+        fields = " and ".join(field.partition(".")[0] for _, field in given)
+        raise InvalidRequest(given[1][1], "a second constraint", f"an answer follows one; there are {fields}")
+    return given[0] if given else (None, "")
+
+
+def _guided(name: str, value: object) -> StructuredOutputs:
+    try:
+        return checked(StructuredOutputs, {name: value})
+    except InvalidRequest as error:
+        raise InvalidRequest(f"guided_{error.field}", error.value, error.limit) from None
+
+
+def _of_format(format: ResponseFormat) -> tuple[StructuredOutputs, str]:
+    if format.type == "json_object":
+        return checked(StructuredOutputs, {"json_object": True}), "response_format"
+    if format.json_schema is None:
+        raise InvalidRequest("response_format.json_schema", None, "type json_schema needs it")
+    schema = checked(StructuredOutputs, {"json": format.json_schema.json_schema or {}})
+    return schema, "response_format.json_schema.schema"

@@ -1,0 +1,253 @@
+"""Constrained answers against a reference that knows no drafts: one forward of the unpatched model a token, a mask by a
+matcher that reads the answer from its beginning, one draw."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.drafters.registry import DRAFTER_NAMES
+from actors.errors import InvalidRequest
+from actors.grammar.grammars import Grammars
+from actors.grammar.matcher import GrammarMatcher
+from actors.messages import FREE_ROW, TokenMasks
+from actors.sampling.rows import rows_for
+from actors.sampling.sampler import sample_tokens
+from actors.sampling.sequence_sampling import SequenceSampling
+from cluster.generation import generation_options
+from cluster.offline.engine import LocalEngine
+from cluster.structured_outputs import StructuredOutputs
+from paceline_testing.chi_square import chi_square_tail
+from paceline_testing.grammar_cases import PERSON, allowed_after
+from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
+
+EOS = 256
+NEW_TOKENS = 40
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "json": {"json": PERSON},
+    "json_object": {"json_object": True},
+    "regex": {"regex": r"[a-f]{3,9}-(north|south|southwest)(, [0-9]{2}){1,3}"},
+    "choice": {"choice": ["the dog", "the dogs", "the quick fox", "a"]},
+    "grammar": {"grammar": 'start: term ("+" term)*\nterm: NUMBER | "(" start ")"\nNUMBER: /[0-9]{1,4}/'},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0, "seed": 11},
+    "everything": {
+        "temperature": 1.3, "top_p": 0.9, "top_k": 40, "min_p": 0.01, "seed": 5, "repetition_penalty": 1.2,
+        "presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": ((34, 3.0), (44, -2.0)),
+    },
+}  # fmt: skip
+PROMPTS = [list(f"say {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew")]
+DRAFTERS = [name for name in DRAFTER_NAMES if name not in ("none", "eagle")]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[Path, Path]:
+    """A target, and a draft model that is right now and then."""
+    shape = {"hidden_size": 48, "heads": 4, "kv_heads": 2, "max_positions": 256}
+    target, draft = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("draft")
+    return save_tiny_model(target, "llama", 5, layers=3, **shape), save_tiny_model(draft, "llama", 5, layers=1, **shape)
+
+
+def engine(models: tuple[Path, Path], drafters: tuple[str, ...], **options: Any) -> LocalEngine:
+    return LocalEngine(
+        str(models[0]), draft_model=str(models[1]), drafters=drafters, device="cpu", kv_cache_tokens=4096, **options
+    )
+
+
+@cache
+def _unpatched(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory).eval()
+
+
+@cache
+def _grammars() -> Grammars:
+    return Grammars(make_byte_tokenizer, BYTE_VOCAB_SIZE, [EOS], "tiny")
+
+
+@cache
+def reference(directory: Path, index: int, constraint: str, way: str) -> tuple[list[int], str]:
+    """Answer and finish reason."""
+    text = StructuredOutputs.model_validate(CONSTRAINTS[constraint]).grammar_text("test")
+    options = generation_options(**WAYS[way])
+    prompt = PROMPTS[index]
+    state = SequenceSampling(options.sampling((options.seed or 0) + index), len(prompt))
+    state.extend(np.array(prompt))
+    answer: list[int] = []
+    while len(answer) < NEW_TOKENS:
+        with torch.inference_mode():
+            logits = _unpatched(directory)(torch.tensor([prompt + answer])).logits[0, -1:]
+        masked = torch.full_like(logits, -torch.inf)
+        allowed = allowed_after(_grammars(), text, answer)
+        masked[0, allowed] = logits[0, allowed]
+        no_path = [np.empty(0, np.int32)]
+        rows = rows_for([state], np.zeros(1, np.int64), np.array([len(prompt) + len(answer)]), no_path)
+        token = int(sample_tokens(masked, rows))
+        if token == EOS:
+            return answer, "stop"
+        answer.append(token)
+        state.extend(np.array([token]))
+        matcher = _grammars().matcher(text)
+        assert matcher.follow(answer)
+        if matcher.is_complete:
+            return answer, "stop"
+    return answer, "length"
+
+
+def wanted_of(models: tuple[Path, Path], constraint: str, way: str) -> list[tuple[list[int], str]]:
+    return [reference(models[0], index, constraint, way) for index in range(len(PROMPTS))]
+
+
+def answers_of(local: LocalEngine, constraint: str, way: str, **options: Any) -> list[tuple[list[int], str]]:
+    options = {"max_new_tokens": NEW_TOKENS, "structured_outputs": CONSTRAINTS[constraint], **WAYS[way], **options}
+    return [(found.token_ids, found.finish_reason) for found in local.generate(PROMPTS, **options)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_answers_are_those_of_the_reference_with_and_without_drafts(models, drafts_pay, constraint, way):
+    local = engine(models, ("auto", "prompt_lookup", "token_recycling", "ngram_table"))
+    wanted = wanted_of(models, constraint, way)
+    assert answers_of(local, constraint, way, drafters=("none",)) == wanted
+    predictions = [tokens for tokens, _ in wanted]
+    for _ in range(2):  # cold, and with what was learnt
+        assert answers_of(local, constraint, way, predictions=predictions) == wanted
+
+
+@pytest.mark.parametrize("exact", ["default", "bitwise"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_no_drafter_changes_a_constrained_answer(models, drafts_pay, drafter, exact):
+    local = engine(models, (drafter,), exact=exact)
+    for constraint in ("json", "regex"):
+        wanted = wanted_of(models, constraint, "sampled")
+        for _ in range(2):
+            assert answers_of(local, constraint, "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
+    assert local.core.counters.invalid_trees.total() == local.core.counters.drafter_errors.total() == 0
+
+
+def test_free_and_constrained_answers_share_rounds(models, drafts_pay):
+    local = engine(models, ("auto",))
+    free = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS, temperature=1.0, seed=11)
+    streams = [
+        local.stream(prompt, max_new_tokens=NEW_TOKENS, temperature=1.0, seed=11 + index, **more)
+        for index, prompt in enumerate(PROMPTS)
+        for more in ({}, {"structured_outputs": CONSTRAINTS["json"]}, {"structured_outputs": CONSTRAINTS["choice"]})
+    ]
+    found: list[list[int]] = [[] for _ in streams]
+    while any(streams):
+        for index, stream in enumerate(streams):
+            piece = None if stream is None else next(stream, None)
+            if piece is None:
+                streams[index] = None
+            else:
+                found[index] += piece.token_ids
+    assert found[0::3] == [answer.token_ids for answer in free]
+    assert found[1::3] == [tokens for tokens, _ in wanted_of(models, "json", "sampled")]
+    assert found[2::3] == [tokens for tokens, _ in wanted_of(models, "choice", "sampled")]
+
+
+def test_rejection_at_temperature_zero_is_greedy_within_the_grammar(models, drafts_pay):
+    local = engine(models, ("draft_model",), acceptance="rejection")
+    for constraint in ("json", "regex", "choice"):
+        assert answers_of(local, constraint, "greedy") == wanted_of(models, constraint, "greedy")
+
+
+def test_under_rejection_answers_have_the_law_of_answers_without_drafts(models, drafts_pay):
+    counts = []
+    constraint = {"choice": ["the dog", "the dogs", "the quick fox", "a", "an oak"]}
+    for options in ({"drafters": ("none",)}, {"acceptance": "rejection", "drafters": ("draft_model",)}):
+        local = engine(models, batch_size=64, **options)
+        answers = local.generate([PROMPTS[0]] * 600, structured_outputs=constraint, temperature=1.5, seed=1)
+        texts = [answer.text for answer in answers]
+        counts.append([texts.count(choice) for choice in constraint["choice"]])
+        assert sum(counts[-1]) == len(texts)
+    first, second = np.array(counts)
+    seen = first + second > 0
+    statistic = float(((first - second)[seen] ** 2 / (first + second)[seen]).sum())
+    assert chi_square_tail(statistic, int(seen.sum()) - 1) > 1e-3
+    assert seen.sum() > 2
+
+
+def test_forced_tokens_save_rounds_cold(models, drafts_pay):
+    local = engine(models, ("grammar",))
+    answers = local.generate(PROMPTS, structured_outputs=CONSTRAINTS["json"], max_new_tokens=NEW_TOKENS)
+    assert sum(answer.rounds for answer in answers) < 0.8 * sum(len(answer.token_ids) for answer in answers)
+
+
+def test_choices_are_learnt(models, drafts_pay):
+    local = engine(models, ("grammar",))
+    options = {"structured_outputs": CONSTRAINTS["json"], "max_new_tokens": NEW_TOKENS}
+    cold, warm = (sum(answer.rounds for answer in local.generate(PROMPTS, **options)) for _ in range(2))
+    assert warm < 0.7 * cold
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_mask_that_is_left_out_at_one_row_is_noticed(models, drafts_pay, monkeypatch, row):
+    """Of the root, or of the first or second draft node: what the tests above would say."""
+    masks = GrammarMatcher.masks
+
+    def without_one(self: GrammarMatcher, tree: Any) -> TokenMasks:
+        found = masks(self, tree)
+        index = found.index.copy()
+        index[row : row + 1] = FREE_ROW
+        return TokenMasks(found.words, index)
+
+    local = engine(models, ("auto",))
+    wanted = wanted_of(models, "json", "sampled")
+    options = {"predictions": [tokens for tokens, _ in wanted]}
+    assert answers_of(local, "json", "sampled", **options) == wanted
+    monkeypatch.setattr(GrammarMatcher, "masks", without_one)
+    with pytest.raises(InvalidRequest, match="too complex to be followed"):
+        answers_of(local, "json", "sampled", **options)
+    monkeypatch.undo()
+    assert answers_of(local, "json", "sampled", **options) == wanted  # nothing is left of the failed ones
+
+
+def test_what_cannot_be_followed_is_refused_before_anything_is_computed(models):
+    local = engine(models, ("none",))
+    for given, field, reason in (
+        ({"json": {"type": "foo"}}, "structured_outputs.json", "Invalid type: foo"),
+        ({"regex": "[a"}, "structured_outputs.regex", "regex"),
+        ({"grammar": "start: x"}, "structured_outputs.grammar", "unknown name"),
+        ({"json": "{"}, "structured_outputs.json", "not valid JSON"),
+        (
+            {"json": {}, "regex": "a"},
+            "structured_outputs",
+            "exactly one of json, json_object, regex, choice and grammar",
+        ),
+        ({}, "structured_outputs", "exactly one of"),
+        ({"choice": []}, "structured_outputs.choice", "at least 1 item"),
+        ({"jsn": {}}, "structured_outputs.jsn", "no such parameter"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason) as error:
+            local.generate([PROMPTS[0]], structured_outputs=given)
+        assert error.value.field == field
+
+
+def test_an_answer_that_ends_by_its_grammar_is_valid(models, drafts_pay):
+    local = engine(models, ("auto",))
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["alpha", "beta", None, 3]},
+            "flags": {"type": "array", "items": {"type": "boolean"}},
+        },
+        "required": ["kind", "flags"],
+        "additionalProperties": False,
+    }
+    no_spaces = tuple((space, -100.0) for space in b" \n\r\t")
+    answers = local.generate(
+        PROMPTS, structured_outputs={"json": schema}, max_new_tokens=150, temperature=1.5, seed=2, logit_bias=no_spaces
+    )
+    assert any(answer.finish_reason == "stop" for answer in answers)
+    for answer in answers:
+        if answer.finish_reason == "stop":
+            assert set(json.loads(answer.text)) == {"kind", "flags"}

@@ -1,0 +1,147 @@
+"""`GrammarMatcher` against a matcher that reads every path from the beginning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.draft_tree import DraftTree
+from actors.errors import InvalidRequest
+from actors.grammar.matcher import GrammarMatcher
+from actors.messages import FREE_ROW
+from paceline_testing.grammar_cases import GRAMMARS, allowed_after, toy_grammars, unpacked
+from paceline_testing.toy_tokenizer import toy_tokenizer
+
+
+def paths_of(tree: DraftTree) -> list[list[int]]:
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    return paths
+
+
+def tree_of(tokens: list[int], parents: list[int]) -> DraftTree:
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32))
+
+
+@st.composite
+def answers_with_trees(draw) -> tuple[str, list[int], DraftTree]:
+    """A grammar, an answer that follows it, and a tree of tokens of which most are allowed."""
+    grammars, vocab_size, _ = toy_grammars()
+    text = GRAMMARS[draw(st.sampled_from(sorted(GRAMMARS)))]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    matcher = grammars.matcher(text)
+    answer: list[int] = []
+    for _ in range(draw(st.integers(0, 24))):
+        token = int(rng.choice(matcher.allowed_tokens()))
+        if matcher.is_complete:
+            break
+        assert matcher.follow([token])
+        answer.append(token)
+    tokens: list[int] = []
+    parents: list[int] = []
+    for _ in range(draw(st.integers(0, 12))):
+        parent = int(rng.integers(-1, len(tokens)))
+        path = paths_of(
+            DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.ones(len(tokens), np.float32))
+        )
+        allowed = allowed_after(grammars, text, answer + (path[parent] if parent >= 0 else []))
+        token = int(rng.choice(allowed if allowed is not None and rng.random() < 0.8 else np.arange(vocab_size)))
+        if (parent, token) not in set(zip(parents, tokens, strict=True)):
+            tokens.append(token)
+            parents.append(parent)
+    return text, answer, tree_of(tokens, parents)
+
+
+def standing_behind(text: str, answer: list[int]) -> GrammarMatcher:
+    matcher = toy_grammars()[0].matcher(text)
+    assert matcher.follow(answer)
+    return matcher
+
+
+@settings(max_examples=150, deadline=None)
+@given(answers_with_trees())
+def test_masks_and_pruning_are_those_of_each_path_alone(case: tuple[str, list[int], DraftTree]) -> None:
+    text, answer, tree = case
+    grammars, vocab_size, _ = toy_grammars()
+    matcher = standing_behind(text, answer)
+    expected = [allowed_after(grammars, text, answer + path) for path in [[], *paths_of(tree)]]
+    masks = matcher.masks(tree)
+    words = masks.words.reshape(-1, -(-vocab_size // 32))
+    assert len({row.tobytes() for row in words}) == len(words)
+    for index, allowed in zip(masks.index.tolist(), expected, strict=True):
+        if allowed is None:
+            assert index == FREE_ROW
+        elif index >= 0:
+            assert unpacked(words[index], vocab_size).tolist() == allowed.tolist()
+        else:
+            assert [-1 - index] == allowed.tolist()
+    kept = [path for path, allowed in zip(paths_of(tree), expected[1:], strict=True) if allowed is not None]
+    pruned = matcher.prune(tree)
+    assert paths_of(pruned) == kept
+    assert pruned.is_valid(vocab_size)
+    assert matcher.allowed_tokens().tolist() == expected[0].tolist()  # it stands where it stood
+    assert matcher.masks(tree).index.tolist() == masks.index.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(answers_with_trees())
+def test_forced_tokens_are_the_only_ones_allowed(case: tuple[str, list[int], DraftTree]) -> None:
+    text, answer, _ = case
+    forced = standing_behind(text, answer).forced_tokens()
+    for count, token in enumerate(forced):
+        assert allowed_after(toy_grammars()[0], text, answer + forced[:count]).tolist() == [token]
+
+
+def test_an_answer_that_cannot_go_on_is_complete_and_only_its_end_may_follow() -> None:
+    _, _, eos = toy_grammars()
+    grammars, vocab_size, _ = toy_grammars()
+    matcher = grammars.matcher(GRAMMARS["date"])
+    for character in "2024-12-31":
+        assert not matcher.is_complete
+        token = next(t for t in matcher.allowed_tokens().tolist() if toy_text(t) == character)
+        assert matcher.follow([token])
+    assert matcher.is_complete
+    assert matcher.allowed_tokens().tolist() == [eos]
+    assert matcher.forced_tokens() == []
+    assert unpacked(matcher.masks(DraftTree.empty()).words, vocab_size).tolist() == [eos]
+
+
+def toy_text(token: int) -> str:
+    return str(toy_tokenizer().decode([token]))
+
+
+def test_a_token_that_does_not_follow_is_refused_and_copies_go_their_own_way() -> None:
+    matcher = standing_behind(GRAMMARS["choice"], [])
+    copy = matcher.copy()
+    assert copy.hash_of_allowed() == matcher.hash_of_allowed()
+    assert copy.follow([int(copy.allowed_tokens()[0])])
+    assert copy.hash_of_allowed() != matcher.hash_of_allowed()
+    forbidden = next(token for token in range(300) if token not in matcher.allowed_tokens())
+    assert not matcher.follow([forbidden])
+
+
+def test_more_columns_than_tokens_are_never_allowed() -> None:
+    _, width, _ = toy_grammars()
+    grammars, vocab_size, _ = toy_grammars(width + 45)
+    assert vocab_size == width + 45
+    matcher = grammars.matcher(GRAMMARS["any object"])
+    assert matcher.allowed_tokens().max() < width
+    assert len(matcher.masks(DraftTree.empty()).words) % -(-vocab_size // 32) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"grammars": [{"json_schema": {"type": "foo"}}]}', "Invalid type: foo"),
+        ('{"grammars": [{"json_schema": {"unevaluatedItems": false}}]}', "unevaluatedItems"),
+        ("start: missing", 'unknown name: "missing"'),
+        ("start: /[a/", "regex"),
+    ],
+)
+def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match="response_format") as error:
+        toy_grammars()[0].matcher(text, "response_format")
+    assert reason in str(error.value)
