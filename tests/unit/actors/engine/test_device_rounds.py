@@ -12,7 +12,15 @@ from torch.utils._pytree import tree_leaves
 
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
-from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
+from actors.messages import (
+    FREE_ROW,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    TokenMasks,
+    VerifyBatch,
+    VerifyItem,
+)
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
@@ -32,8 +40,16 @@ class Rounds:
     """Random rounds of an engine: prompts in chunks, trees of any size, sequences that end. The same for a seed as long
     as the engine says the same."""
 
-    def __init__(self, engine: TargetEngine, seed: int, samplings: list[SamplingParams], most_nodes: int = 9) -> None:
+    def __init__(
+        self,
+        engine: TargetEngine,
+        seed: int,
+        samplings: list[SamplingParams],
+        most_nodes: int = 9,
+        masks_rows: bool = False,
+    ) -> None:
         self.engine = engine
+        self.masks_rows = masks_rows
         self.rng = np.random.default_rng(seed)
         self.samplings = samplings
         self.most_nodes = most_nodes
@@ -57,6 +73,16 @@ class Rounds:
             taken[parent] = tokens[-1]
         return tokens, parents
 
+    def masks(self, num_rows: int) -> TokenMasks | None:
+        """Of rows that grammars mask, that they leave one token, and that they leave alone."""
+        if not self.masks_rows or self.rng.random() < 0.3:
+            return None
+        distinct = int(self.rng.integers(0, 4))
+        index = self.rng.integers(-VOCAB, distinct or -1, num_rows, np.int32)
+        index[self.rng.random(num_rows) < 0.2] = FREE_ROW
+        words = self.rng.integers(-(2**31), 2**31, 2 * distinct, np.int32)
+        return TokenMasks(words, index)
+
     def step(self, nodes: int | None = None, num_successors: int = 0) -> list[Any]:
         """What a round says: its verdicts and successors."""
         self.number += 1
@@ -69,7 +95,8 @@ class Rounds:
             trees[seq_id] = tokens
             delta = SequenceDelta(seq_id, sent, np.array(text[sent:], np.int32))
             self.sent[seq_id] = len(text)
-            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin))
+            masks = self.masks(1 + count)
+            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin, masks=masks))
         result = self.engine.verify(VerifyBatch(self.number, items, num_successors=num_successors))
         check_integrity(self.engine)
         said: list[Any] = []
@@ -106,6 +133,17 @@ def test_the_device_says_what_the_host_says_for_all_kinds_of_sampling_at_once(tr
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert accepted > 0
     assert all(len(text) > each.prompts[seq_id] + 3 for seq_id, text in each.texts.items())
+
+
+def test_the_device_masks_the_rows_that_the_host_masks(triton_device):
+    engines = [engine_with(name, triton_device) for name in ("padded", "triton_tree")]
+    rounds = [Rounds(engine, 7, SAMPLINGS, most_nodes=4, masks_rows=True) for engine in engines]
+    for each in rounds:
+        for length in (5, 3, 2, 4):
+            each.start(length)
+    for _ in range(3):
+        host, device = (each.step(num_successors=2) for each in rounds)
+        assert device == host
 
 
 def test_a_chain_under_the_rejection_rule_among_others(triton_device):
