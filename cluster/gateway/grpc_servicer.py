@@ -202,6 +202,8 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
         fields["cache_salt"] = request.cache_salt
     if request.HasField("include_obfuscation"):
         fields["stream_options"] = {"include_obfuscation": request.include_obfuscation}
+    if request.HasField("structured_outputs"):
+        fields["structured_outputs"] = _structured_outputs(request.structured_outputs)
     kind = request.WhichOneof("input")
     if kind == "conversation":
         messages = request.conversation.messages
@@ -225,6 +227,13 @@ def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:
             raise InvalidRequest("speculation.cache", options.cache, limit)
         fields["cache"] = _CACHE_USES[options.cache]
     return fields
+
+
+def _structured_outputs(outputs: inference_pb2.StructuredOutputs) -> dict[str, Any]:
+    kind = outputs.WhichOneof("constraint")
+    if kind is None:
+        return {}
+    return {kind: list(outputs.choice.texts) if kind == "choice" else getattr(outputs, kind)}
 
 
 def _ending(piece: Piece, prepared: PreparedCall) -> dict[str, Any]:

@@ -185,7 +185,10 @@ class GenerationService:
         prompts, prediction = await self._encode(call, model)
         budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
         timeout_s = max(0.001, deadline - time.monotonic())
-        shared = _request_of(call, model, scope, tenant)
+        outputs, grammar = call.options.structured_outputs, ""
+        if outputs is not None:
+            grammar = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
+        shared = _request_of(call, model, scope, tenant, grammar)
         seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
         requests = tuple(
             msgspec.structs.replace(
@@ -294,9 +297,11 @@ def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
             raise InvalidRequest("speculation.drafters", name, f"here run {have}")
 
 
-def _request_of(call: GenerationCall, model: ServedModel, scope: Scope, tenant: Tenant | None) -> GenerationRequest:
+def _request_of(
+    call: GenerationCall, model: ServedModel, scope: Scope, tenant: Tenant | None, grammar: str
+) -> GenerationRequest:
     """What the requests of a call have in common."""
-    options, outputs = call.options, call.options.structured_outputs
+    options = call.options
     stop_token_ids = tuple(options.stop_token_ids or ())
     if not options.ignore_eos:
         stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
@@ -306,7 +311,7 @@ def _request_of(call: GenerationCall, model: ServedModel, scope: Scope, tenant: 
         sampling=options.sampling(seed=0),
         max_new_tokens=1,
         stop_token_ids=stop_token_ids,
-        grammar=outputs.grammar_text(call.constraint_field) if outputs is not None else "",
+        grammar=grammar,
         grammar_field=call.constraint_field,
         drafters=options.drafters,
         max_draft_tokens=options.max_draft_tokens,

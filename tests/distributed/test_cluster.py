@@ -30,6 +30,9 @@ from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
 
+STRINGS = {"type": "array", "items": {"type": "string", "minLength": 30, "maxLength": 60}, "minItems": 5}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "strings", "schema": STRINGS, "strict": True}}
+
 
 class Cluster:
     """A running cluster as a client sees it, and the processes behind it."""
@@ -187,6 +190,30 @@ class TestExactCluster:
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
             assert stub.Generate(request, timeout=60).text == wanted
 
+    def test_constrained_text_is_that_of_one_process_over_http_and_grpc(self, cluster, oracle):
+        options = {"temperature": 1.0, "seed": 5}
+        wanted = oracle.generate(
+            PROMPTS[:1], structured_outputs={"json": STRINGS}, max_new_tokens=60, ignore_eos=True, **options
+        )[0].text
+        assert wanted.startswith('["')
+        assert cluster.complete(PROMPTS[0], response_format=FORMAT, **options) == wanted
+        assert cluster.complete(PROMPTS[0], guided_json=STRINGS, **options) == wanted
+        assert cluster.stream(PROMPTS[0], response_format=FORMAT, speculation={"enabled": False}, **options) == wanted
+        with grpc.insecure_channel(f"127.0.0.1:{cluster.config.gateway.grpc_port}") as channel:
+            request = inference_pb2.GenerateRequest(
+                prompt=PROMPTS[0], max_tokens=60, ignore_eos=True, **options,
+                structured_outputs=inference_pb2.StructuredOutputs(json=json.dumps(STRINGS)),
+            )  # fmt: skip
+            assert inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60).text == wanted
+        assert cluster.complete(PROMPTS[0], structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
+        refused = cluster.http.post(
+            "/v1/completions", json={"prompt": "a", "response_format": {**FORMAT, "json_schema": {"name": "x", "schema": {
+                "type": "array", "unevaluatedItems": False}}}},
+        )  # fmt: skip
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "response_format.json_schema.schema"
+        assert "unevaluatedItems" in refused.json()["error"]["message"]
+
     def test_statistics_add_up(self, cluster):
         body = {"prompt": PROMPTS[0], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
         body["speculation"] = {"stats": True}
@@ -234,6 +261,26 @@ class TestExactCluster:
             os.kill(cluster.process_of("DraftPool"), signal.SIGKILL)
             assert [stream.result() for stream in streams] == wanted
         cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "the worker's return")
+
+    def test_killing_the_router_in_the_middle_of_json_strings_costs_and_repeats_no_token(self, cluster, oracle):
+        options = {"temperature": 1.0, "seed": 5}
+        wanted = [
+            oracle.generate([prompt], structured_outputs={"json": STRINGS}, max_new_tokens=150, **options)[0].text
+            for prompt in PROMPTS[:4]
+        ]
+        seen = threading.Semaphore(0)
+        with ThreadPoolExecutor(4) as pool:
+            streams = [
+                pool.submit(
+                    cluster.stream, prompt, seen.release, max_tokens=150, response_format=FORMAT, ignore_eos=False,
+                    speculation={"enabled": index % 2 == 0}, **options,
+                )
+                for index, prompt in enumerate(PROMPTS[:4])
+            ]  # fmt: skip
+            for _ in range(20):
+                assert seen.acquire(timeout=30)
+            os.kill(cluster.router_process(), signal.SIGKILL)
+            assert [stream.result() for stream in streams] == wanted
 
     def test_killing_the_router_under_a_full_queue_and_new_clients_costs_and_repeats_no_token(self, cluster, oracle):
         wanted = [g.text for g in oracle.generate(PROMPTS, max_new_tokens=200, ignore_eos=True)]
@@ -288,6 +335,13 @@ class TestTensorParallelCluster:
     def wanted(self, model_dirs) -> list[str]:
         oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
         return [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=80, ignore_eos=True)]
+
+    def test_constrained_text_is_that_of_one_process(self, cluster, model_dirs):
+        oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
+        wanted = oracle.generate(PROMPTS[:4], structured_outputs={"json": STRINGS}, max_new_tokens=60, ignore_eos=True)
+        with ThreadPoolExecutor(4) as pool:
+            found = pool.map(lambda prompt: cluster.stream(prompt, response_format=FORMAT), PROMPTS[:4])
+            assert list(found) == [answer.text for answer in wanted]
 
     @pytest.mark.parametrize(
         ("rank", "fault"),
