@@ -206,10 +206,12 @@ class TestExactCluster:
             )  # fmt: skip
             assert inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60).text == wanted
         assert cluster.complete(PROMPTS[0], structured_outputs={"choice": ["yes", "no"]}) in ("yes", "no")
-        refused = cluster.http.post(
-            "/v1/completions", json={"prompt": "a", "response_format": {**FORMAT, "json_schema": {"name": "x", "schema": {
-                "type": "array", "unevaluatedItems": False}}}},
-        )  # fmt: skip
+        schema = {"type": "array", "unevaluatedItems": False}
+        body = {
+            "prompt": "a",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        }
+        refused = cluster.http.post("/v1/completions", json=body)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "response_format.json_schema.schema"
         assert "unevaluatedItems" in refused.json()["error"]["message"]
