@@ -187,7 +187,7 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
-    masks: TokenMasks | None = None  # None: no grammar, or nothing is emitted
+    masks: TokenMasks | None = None  # None: no grammar
 
     @property
     def tree(self) -> DraftTree:

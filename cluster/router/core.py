@@ -412,5 +412,6 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         draft=entry.tree if len(entry.tree.token_ids) else None,
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
-        masks=sequence.grammar.masks(entry.tree) if entry.emits and sequence.grammar is not None else None,
+        # Of a prompt, too: with blocks of its prefix cache, the target may be done sooner than was planned.
+        masks=None if sequence.grammar is None else sequence.grammar.masks(entry.tree),
     )

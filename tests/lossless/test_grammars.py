@@ -21,6 +21,7 @@ from actors.messages import FREE_ROW, TokenMasks
 from actors.sampling.rows import rows_for
 from actors.sampling.sampler import sample_tokens
 from actors.sampling.sequence_sampling import SequenceSampling
+from cluster.config import ClusterConfig
 from cluster.generation import generation_options
 from cluster.offline.engine import LocalEngine
 from cluster.structured_outputs import StructuredOutputs
@@ -187,6 +188,17 @@ def test_choices_are_learnt(models, drafts_pay):
     options = {"structured_outputs": CONSTRAINTS["json"], "max_new_tokens": NEW_TOKENS}
     cold, warm = (sum(answer.rounds for answer in local.generate(PROMPTS, **options)) for _ in range(2))
     assert warm < 0.7 * cold
+
+
+def test_a_prompt_that_is_cached_is_done_sooner_than_planned_and_masked_all_the_same(models):
+    config = ClusterConfig.model_validate({"router": {"max_prefill_rows": 16}, "target": {"block_size": 4}})
+    local = engine(models, ("none",), config=config)
+    prompt = list(b"a prompt of some forty tokens, in chunks")
+    options = {"structured_outputs": CONSTRAINTS["json"], "max_new_tokens": 8}
+    first = local.generate([prompt], **options)[0]
+    again = local.generate([prompt], **options)[0]
+    assert again.token_ids == first.token_ids
+    assert again.target_rows < first.target_rows - 30  # it was cached
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])

@@ -14,7 +14,7 @@ import typer
 
 from actors.errors import InvalidRequest
 from cluster.cli.bench.options import CacheOptions, DraftingOptions, LocalOptions, PromptOptions, ServeOptions
-from cluster.cli.bench.prompts import read_bench_prompts
+from cluster.cli.bench.prompts import BenchPrompt, read_bench_prompts
 from cluster.cli.progress import progress_bars
 from cluster.cli.row_times import parse_row_times
 from cluster.cli.shared_options import with_options
@@ -37,7 +37,10 @@ def local(
 ) -> None:
     """Decoding speed in one process against `transformers` generate or, with --compare, against no drafts, interleaved
     on the same prompts."""
-    prompts = read_bench_prompts(source.prompts, source.spec_bench)
+    if options.task is None:
+        prompts = read_bench_prompts(source.prompts, source.spec_bench)
+    else:
+        prompts = _prompts_of_task(options, source)
     options.drafter_sets()
     options.gammas()
     _check_writable("--json", json_file)
@@ -60,6 +63,18 @@ def local(
         from cluster.cli.bench.plot import draw_comparison
 
         draw_comparison(report, f"{options.model}, {title}", plot)
+
+
+def _prompts_of_task(options: LocalOptions, source: PromptOptions) -> list[BenchPrompt]:
+    """Raises InvalidRequest for options that do not go with --task."""
+    from cluster.cli.bench.tools_task import tool_prompts
+
+    for option, file in {"--prompts": source.prompts, "--spec-bench": source.spec_bench}.items():
+        if file is not None:
+            raise InvalidRequest(option, str(file), "--task has prompts of its own")
+    if not options.compare:
+        raise InvalidRequest("--task", options.task, "give --compare, too: `transformers` has no constraints")
+    return tool_prompts()
 
 
 @app.command()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from actors.drafters.registry import NONE, needs_draft_model
+from actors.drafters.registry import GRAMMAR, NONE, needs_draft_model
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.home import paceline_home
 from actors.models.catalog import Progress, resolve_model, silent
@@ -31,7 +31,7 @@ from actors.training.drafter_build import resolve_draft_model
 from cluster.cli.bench.measure import Comparison, compare_methods, encode_prompt, encode_prompts
 from cluster.cli.bench.methods import EngineMethod, GenerateMethod, Method, make_engine
 from cluster.cli.bench.options import LocalOptions
-from cluster.cli.bench.prompts import BenchPrompt, pick_rows, user_says
+from cluster.cli.bench.prompts import BenchPrompt, make_blocks, pick_rows, user_says
 
 _PROMPT_LOOKUP_TOKENS = 10
 _WARM_UP_TOKENS = 32
@@ -45,7 +45,10 @@ def run_local(prompts: Sequence[BenchPrompt], options: LocalOptions, progress: P
     rows, others = pick_rows(prompts, options.rows_per_task)
     learn_rows, _ = pick_rows(others, options.learn_rows)
     token_ids = encode_prompts([*rows, *learn_rows], read_model_info(source), tokenizer, options.max_new_tokens)
-    engines = create_engines(options, max(map(len, token_ids.values())) + options.max_new_tokens)
+    longest = max(map(len, token_ids.values())) + options.max_new_tokens
+    engines = create_engines(options, longest)
+    if options.task is not None:
+        engines += _other_ways(options, engines[-1], longest)
     methods: list[Method] = [*([] if options.compare else _baselines(options, source, progress)), *engines]
     for method in methods:  # compile, allocate and learn step times on texts that are not measured
         for text in _WARM_UP_TEXTS:
@@ -53,7 +56,9 @@ def run_local(prompts: Sequence[BenchPrompt], options: LocalOptions, progress: P
             method.answer([prompt] * options.batch_size, min(options.max_new_tokens, _WARM_UP_TOKENS))
     for engine in engines:
         if learn_rows and engine.engine.drafter_names:
-            engine.answer([token_ids[row.name] for row in learn_rows], options.max_new_tokens)
+            for block in make_blocks(learn_rows, len(learn_rows)):
+                asked = [token_ids[row.name] for row in block]
+                engine.answer(asked, options.max_new_tokens, constraint=block[0].constraint)
         engine.traces = [] if options.compare else None
     return compare_methods(
         methods,
@@ -89,6 +94,24 @@ def create_engines(options: LocalOptions, longest: int) -> list[EngineMethod]:
             name = f"{label} gamma {gamma}" if len(gammas) > 1 else label
             methods.append(EngineMethod(name, engine, sampling, gamma))
     return methods
+
+
+def _other_ways(options: LocalOptions, drafting: EngineMethod, longest: int) -> list[EngineMethod]:
+    """What constrained drafting is compared with: the same drafters without `grammar`, and unconstrained."""
+    names = drafting.engine.drafter_names
+    others = tuple(name for name in names if name != GRAMMAR)
+    gamma, size = options.gammas()[0], options.batch_size
+    return [
+        EngineMethod(
+            f"{drafting.name}, {what}",
+            make_engine(options, drafters, longest, gamma=gamma, batch_size=size),
+            drafting.options,
+            drafting.gamma,
+            is_constrained=is_constrained,
+        )
+        for what, drafters, is_constrained in ((f"without {GRAMMAR}", others, True), ("unconstrained", names, False))
+        if drafters
+    ]
 
 
 def _baselines(options: LocalOptions, source: ModelSource, progress: Progress) -> list[Method]:

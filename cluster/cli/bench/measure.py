@@ -25,7 +25,8 @@ class MethodResult:
     name: str
     overall: Speed
     tasks: dict[str, Speed]
-    differences: tuple[Difference, ...] | None = None  # to the reference's answers; None: it is the reference
+    # To the reference's answers; None: it is the reference, or was not constrained as the reference was.
+    differences: tuple[Difference, ...] | None = None
     drafters: tuple[str, ...] | None = None  # None: not a Paceline engine
     gamma: int | None = None  # of its draft model
     acceptance: Acceptance | None = None  # None: not counted
@@ -102,7 +103,7 @@ def compare_methods(
         first = index % len(methods)
         for method in (*methods[first:], *methods[:first]):
             started = method.now()
-            answers = method.answer(prompts, max_new_tokens, seeds[names[0]], predictions)
+            answers = method.answer(prompts, max_new_tokens, seeds[names[0]], predictions, block[0].constraint)
             seconds = method.now() - started
             timed.append(TimedBlock(method.name, block[0].task, names, seconds=seconds, answers=tuple(answers)))
     progress(len(blocks), len(blocks))
@@ -112,11 +113,12 @@ def compare_methods(
 def _result(method: Method, reference: str, blocks: Sequence[TimedBlock]) -> MethodResult:
     engine = method if isinstance(method, EngineMethod) else None
     tasks = dict.fromkeys(block.task for block in blocks)
+    is_same_task = method.name != reference and (engine is None or engine.is_constrained)
     return MethodResult(
         name=method.name,
         overall=measure_speed(blocks, method.name, reference),
         tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
-        differences=None if method.name == reference else find_differences(blocks, method.name, reference),
+        differences=find_differences(blocks, method.name, reference) if is_same_task else None,
         drafters=None if engine is None else engine.engine.drafter_names,
         gamma=None if engine is None else engine.gamma,
         acceptance=None if engine is None or engine.traces is None else count_acceptance(engine.traces),

@@ -19,6 +19,7 @@ from cluster.cli.bench.options import DraftingOptions
 from cluster.cli.bench.speed import Answer
 from cluster.offline.engine import Generation, LocalEngine
 from cluster.router.trace import RoundTrace
+from cluster.structured_outputs import StructuredOutputs
 
 
 @dataclass(slots=True)
@@ -35,8 +36,14 @@ class GenerateMethod:
         return time.monotonic()
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seed: int = 0,
+        predictions: Sequence[str] = (),
+        constraint: StructuredOutputs | None = None,
     ) -> list[Answer]:
+        assert constraint is None
         return [self._answer(prompt, max_new_tokens) for prompt in prompts]
 
     def _answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answer:
@@ -71,12 +78,18 @@ class EngineMethod:
     options: Mapping[str, Any] = field(default_factory=dict)  # of `LocalEngine.generate`
     gamma: int | None = None  # of the engine's draft model; None: it has none
     traces: list[RoundTrace] | None = None  # takes the trace of every round; None: rounds are not traced
+    is_constrained: bool = True  # False: it leaves constraints out
 
     def now(self) -> float:
         return self.engine.now()
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seed: int = 0,
+        predictions: Sequence[str] = (),
+        constraint: StructuredOutputs | None = None,
     ) -> list[Generation]:
         """Prompt i is sampled with seed + i. predictions: the probable answers, "" or () for none."""
         return self.engine.generate(
@@ -84,6 +97,7 @@ class EngineMethod:
             max_new_tokens=max_new_tokens,
             seed=seed,
             predictions=predictions,
+            structured_outputs=constraint if self.is_constrained else None,
             on_round=None if self.traces is None else self.traces.append,
             **self.options,
         )

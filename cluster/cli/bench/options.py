@@ -67,6 +67,10 @@ class LocalOptions(DraftingOptions):
             help="Measure against decoding without drafts instead of `transformers`, and show acceptance by position.",
         ),
     ] = False
+    task: Annotated[
+        Literal["tools"] | None,
+        typer.Option(help="tools: calls of six tools, constrained and not, in place of prompts; with --compare."),
+    ] = None
     rows_per_task: Annotated[
         int | None, typer.Option(min=1, help="Rows of each task, evenly spaced; by default all.")
     ] = None

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from actors.errors import InvalidRequest
+from cluster.structured_outputs import StructuredOutputs
 
 NO_TASK = "prompts"  # task of rows that name none
 
@@ -33,6 +34,7 @@ class BenchPrompt:
     messages: tuple[dict[str, str], ...] = ()
     token_ids: tuple[int, ...] = ()
     prediction: str = ""  # the probable answer, for the drafter of that name
+    constraint: StructuredOutputs | None = None  # of the answer; the same for all rows of a task
 
 
 class _Message(msgspec.Struct):
