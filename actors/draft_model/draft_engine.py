@@ -102,6 +102,10 @@ class DraftEngine:
         self._known: WeakKeyDictionary[Sequence, KnownGuesses] = WeakKeyDictionary()
         self._ahead: dict[int, _Ahead] = {}  # by sequence id
 
+    @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
         """One tree for each item, in order. It is empty if there is no room for the sequence, or if it has tokens or

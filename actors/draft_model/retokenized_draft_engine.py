@@ -16,6 +16,7 @@ from collections.abc import Sequence as Sequences
 
 import msgspec
 import numpy as np
+import torch
 
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_sequence import RetokenizedSequence
@@ -40,6 +41,10 @@ class RetokenizedDraftEngine:
         self._inner = inner
         self._target, self._draft = target, draft
         self._sequences: dict[int, RetokenizedSequence] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._inner.device
 
     def draft(self, batch: DraftBatch) -> DraftResult:
         """One chain for each item, in order; empty if the draft model cannot follow or its guess does not realign."""

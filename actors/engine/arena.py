@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
+from actors.engine.device_event import CudaEvent
+
 ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
 _FIRST_BYTES = 1 << 16
 _MOST_LAYOUTS = 1024
@@ -73,7 +75,7 @@ class Arena:
         """copied: where the device has read the host's buffer; None: one of CUDA's, and none elsewhere, where copies
         wait."""
         self._device = device
-        self._copied = torch.Event(device) if copied is None and device.type == "cuda" else copied
+        self._copied = CudaEvent(device) if copied is None and device.type == "cuda" else copied
         self.generation = -1  # of the buffers, which are replaced by larger ones; the first are generation 0
         self._allocate(_FIRST_BYTES)
 

@@ -45,7 +45,7 @@ class BlockPool:
         self.clear()
 
     def clear(self) -> None:
-        """Make every block blank. No sequence may have any."""
+        """Make every block blank, whoever has it. Sequences must have dropped theirs."""
         self._blocks = [_Block() for _ in range(self.num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(self.num_blocks))
         self._by_hash: dict[bytes, int] = {}

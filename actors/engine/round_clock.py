@@ -8,9 +8,11 @@ from typing import Protocol, Self
 
 import torch
 
+from actors.engine.device_event import CudaEvent
+
 
 class Event(Protocol):
-    """A point in the work of a device: `torch.Event`."""
+    """A point in the work of a device, as `CudaEvent`."""
 
     def record(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -31,10 +33,9 @@ class RoundClock:
     """
 
     def __init__(self, device: torch.device, new_event: Callable[[], Event] | None = None) -> None:
-        """new_event: how to make an event that measures time. None: torch's where the device is an accelerator."""
-        accelerator = torch.accelerator.current_accelerator()
-        if new_event is None and accelerator is not None and accelerator.type == device.type:
-            new_event = lambda: torch.Event(device, enable_timing=True)  # noqa: E731
+        """new_event: how to make an event that measures time. None: CUDA's where the device is a GPU."""
+        if new_event is None and device.type == "cuda":
+            new_event = lambda: CudaEvent(device, enable_timing=True)  # noqa: E731
         self._new_event = new_event
 
     @property

@@ -235,6 +235,10 @@ class Sequence:
 
     def free(self) -> None:
         self._pool.release(self.blocks.tolist())
+        self.drop()
+
+    def drop(self) -> None:
+        """Have no blocks any more, without releasing them: the pool is cleared."""
         self._numbers[[_BLOCKS, _PUBLISHED, _COMPUTED]] = 0
         self._last_hash = root_hash(self.begin.namespace)
 

@@ -163,7 +163,8 @@ class SequenceTable:
     def clear(self) -> None:
         """Forget every sequence, and what blocks hold: they are published when their tokens are accepted, and a round
         that failed may not have copied the KV."""
-        for seq_id in list(self._sequences):
-            self.forget(seq_id)
+        for sequence in self._sequences.values():
+            sequence.drop()
+        self._sequences.clear()
         self._kv.drop_moves()
         self._pool.clear()

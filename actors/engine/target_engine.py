@@ -80,6 +80,10 @@ class TargetEngine:
             head.launches = None if launches is None else launches.beside(_MOST_RECORDED_DRAFTS)
 
     @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
+    @property
     def row_steps(self) -> list[int]:
         """Row counts that forwards of decoding rounds are padded to, ascending; empty: no padding."""
         return list(self._runner.row_steps)
@@ -233,6 +237,7 @@ class TargetEngine:
         except Exception:
             if self._num_ranks > 1:
                 raise
+            head.tap.drop()
             if not self._eagle_head_has_failed:
                 self._eagle_head_has_failed = True
                 logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from actors.errors import Unavailable
+
+if TYPE_CHECKING:
+    import torch
 
 # Ray then leaves CUDA_VISIBLE_DEVICES alone. The ranks of a group reach each other's memory, so each must see the
 # GPUs of all, and choose the one that Ray has assigned to it.
@@ -57,3 +62,10 @@ def use_device(device: str) -> None:
         import torch
 
         torch.cuda.set_device(device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """The device is the calling thread's current one within this context; a CPU changes nothing."""
+    import torch
+
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 
 from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
@@ -49,7 +50,7 @@ from actors.models.loader import ModelInfo, choose_device, load_tokenizer, read_
 from actors.models.source import ModelSource
 from actors.training.drafter_build import resolve_draft_model
 from actors.workers.gpu_shares import GpuDemand, share_gpus
-from actors.workers.gpus import use_device
+from actors.workers.gpus import on_device
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import ClusterConfig, SpeculationConfig
@@ -217,7 +218,8 @@ class LocalEngine:
 
     def _target_info(self, max_model_len: int | None) -> WorkerInfo:
         options = self.target.options
-        profile = warm_up(self.target)
+        with on_device(self.target.device):
+            profile = warm_up(self.target)
         if self._seconds_of_rows is not None:
             profile = [(rows, self._seconds_of_rows(rows)) for rows, _ in profile]
         return WorkerInfo(
@@ -452,7 +454,8 @@ class LocalEngine:
 
     def _verify(self, batch: VerifyBatch) -> VerifyResult:
         """The target's result, with the simulated time of the round if there is one."""
-        result = self.target.verify(batch)
+        with on_device(self.target.device):
+            result = self.target.verify(batch)
         if self._seconds_of_rows is None:
             return result
         seconds = self._seconds_of_rows(max(1, result.rows))
@@ -469,7 +472,8 @@ class LocalEngine:
         """Drafts, or None if the draft model fails; the round then goes on without them."""
         assert self._draft is not None
         try:
-            return self._draft.draft(batch)
+            with on_device(self._draft.device):
+                return self._draft.draft(batch)
         except BaseException as error:
             self._draft.clear()
             if not isinstance(error, Exception):
@@ -548,12 +552,13 @@ def _share_gpu(config: ClusterConfig) -> ClusterConfig:
 
 def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, ...]) -> TargetEngine:
     options = config.target if EAGLE in names else config.target.model_copy(update={"eagle_head": "none"})
-    use_device(choose_device(options.device))
-    return build_target_engine(source, options, limits=round_limits(config.router, config.speculation))
+    with on_device(torch.device(choose_device(options.device))):
+        return build_target_engine(source, options, limits=round_limits(config.router, config.speculation))
 
 
 def _build_draft(
     config: ClusterConfig, source: ModelSource, target: ModelSource
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Without drafting ahead: this process does nothing else while the target verifies."""
-    return build_draft_engine(source, config.draft.model_copy(update={"ahead": 0}), target=target)
+    with on_device(torch.device(choose_device(config.draft.device))):
+        return build_draft_engine(source, config.draft.model_copy(update={"ahead": 0}), target=target)

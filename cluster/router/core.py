@@ -342,8 +342,9 @@ class RouterCore:
             self.blocks.handle_out_of_blocks(round, taken.starved, now)
         return self._requests.take_events()
 
-    def abandon_round(self, round: Round, is_cleared: bool = False) -> None:
-        """The target did not answer, or failed (is_cleared: it has dropped every sequence). Nothing is committed.
+    def abandon_round(self, round: Round, is_cleared: bool = False, is_declined: bool = False) -> None:
+        """The target did not answer, or failed (is_cleared: it has dropped every sequence), or has declined a round
+        that was sent ahead, which says nothing against its sequences. Nothing is committed.
 
         Whether a silent target received the batch is unknown, so the next round sends the same deltas again. If it did
         receive them, it answers stale and is sent the sequences from 0. `failed_rounds` treats sequences whose rounds
@@ -361,7 +362,8 @@ class RouterCore:
         if is_cleared:
             for sequence in self._scheduler.running:
                 sequence.target.lost()
-        self._count_failure(round)
+        if not is_declined:
+            self._count_failure(round)
 
     def target_lost(self) -> None:
         """The target is a new incarnation without any KV: every running sequence is sent again from 0.

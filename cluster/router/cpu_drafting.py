@@ -38,8 +38,16 @@ class CpuDrafting:
         return tuple(
             index
             for index in drafters
-            if self._drafters[index][1].may_draft_for(request) and not (request.grammar and index in self.most_required)
+            if not (request.grammar and index in self.most_required) and self._may_draft(index, request)
         )
+
+    def _may_draft(self, index: int, request: GenerationRequest) -> bool:
+        name, drafter = self._drafters[index]
+        try:
+            return drafter.may_draft_for(request)
+        except Exception:
+            self._counters.count_drafter_error(name)
+            return True
 
     def propose(self, round: Round) -> None:
         for index, (name, drafter) in enumerate(self._drafters):

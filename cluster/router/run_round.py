@@ -153,7 +153,8 @@ def _end_round(
         hooks.deliver(committed)
         events = events + committed
     else:
-        core.abandon_round(round, is_cleared=isinstance(result, Failure))
+        is_declined = isinstance(result, VerifyResult)
+        core.abandon_round(round, is_cleared=isinstance(result, Failure), is_declined=is_declined)
     hooks.begin("end")
     return RoundOutcome(round, events, batch, result)
 

@@ -360,5 +360,6 @@ async def test_another_routers_rounds_come_between():
     with serving(engine, runs[0][1]) as address:
         await asyncio.gather(*[run.to_its_end(address) for run, _ in runs])
     assert [run.texts for run, _ in runs] == alone
+    assert engine.num_followed > 0
     assert engine.num_sequences == 0
     check_integrity(engine)

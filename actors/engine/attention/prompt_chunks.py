@@ -9,8 +9,8 @@ import torch
 
 from actors.engine.batch import PackedBatch
 
-# Routers plan no fewer prompt rows for a round. With fewer rows, the tree kernel splits the keys of a row among
-# programs; torch's kernel for ragged batches does not.
+# With fewer rows, the tree kernel splits the keys of a row among programs; torch's kernel for ragged batches does not.
+# Routers plan at least so many prompt rows for a round.
 CHUNK_ROWS = 256
 
 

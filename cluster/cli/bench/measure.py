@@ -27,6 +27,7 @@ class MethodResult:
     tasks: dict[str, Speed]
     # To the reference's answers; None: it is the reference, or was not constrained as the reference was.
     differences: tuple[Difference, ...] | None = None
+    is_constrained: bool = True  # as the reference is
     drafters: tuple[str, ...] | None = None  # None: not a Paceline engine
     gamma: int | None = None  # of its draft model
     acceptance: Acceptance | None = None  # None: not counted
@@ -119,6 +120,7 @@ def _result(method: Method, reference: str, blocks: Sequence[TimedBlock]) -> Met
         overall=measure_speed(blocks, method.name, reference),
         tasks={task: measure_speed(blocks, method.name, reference, task) for task in tasks},
         differences=find_differences(blocks, method.name, reference) if is_same_task else None,
+        is_constrained=engine is None or engine.is_constrained,
         drafters=None if engine is None else engine.engine.drafter_names,
         gamma=None if engine is None else engine.gamma,
         acceptance=None if engine is None or engine.traces is None else count_acceptance(engine.traces),

@@ -131,6 +131,8 @@ def _print_differences(name: str, method: MethodResult, out: TextIO) -> None:
 
 
 def _identical(method: MethodResult) -> str:
+    if not method.is_constrained:
+        return "-"
     total = method.overall.num_prompts
     return "reference" if method.differences is None else f"{total - len(method.differences)}/{total}"
 

@@ -415,6 +415,15 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
     assert texts[0].tree is not None
 
 
+def test_a_head_that_fails_before_it_reads_what_was_captured_leaves_nothing_of_it(tmp_path, monkeypatch):
+    engine = make_engine(tmp_path, "eagle")
+    texts = [Text(1, [5, 9, 33])]
+    monkeypatch.setattr(engine.eagle_head, "propose", lambda _: 1 / 0)
+    run(engine, texts, texts[0].item())
+    assert not engine.eagle_head.tap.is_open
+    assert engine.eagle_head.tap.kept == {}
+
+
 @pytest.mark.parametrize("options", [{"depth": 0}, {"depth": 33}, {"top_k": 65}])
 def test_options_have_limits(options):
     with pytest.raises(ValidationError, match=rf"{next(iter(options))}\n.*than or equal to"):

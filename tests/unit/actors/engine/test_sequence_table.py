@@ -146,3 +146,18 @@ def test_rounds_keep_what_lists_keep(num_blocks, data):
             seq_id = data.draw(st.sampled_from(sorted(rounds.known)))
             rounds.table.forget(seq_id)
             del rounds.known[seq_id]
+
+
+def test_clearing_does_without_the_blocks_counts_which_an_interruption_may_have_left_wrong():
+    pool = BlockPool(8, BLOCK_SIZE)
+    kv = KvCache(8 * BLOCK_SIZE, torch.device("cpu"), [LayerShape(1, 1, 1, torch.float64)])
+    table = SequenceTable(pool, kv)
+    delta = SequenceDelta(1, 0, np.arange(10, dtype=np.int32))
+    sequence = table.find(delta, SequenceStart(SamplingParams(1), 5))
+    assert sequence is not None
+    assert table.bring_up_to_date(sequence, delta, 100)
+    pool.release(sequence.blocks.tolist())  # an interrupted `free` got so far
+    table.clear()
+    assert len(table) == 0
+    assert pool.num_free == pool.num_blocks
+    assert sequence.num_blocks == 0

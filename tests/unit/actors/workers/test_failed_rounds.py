@@ -193,15 +193,15 @@ class Router:
 
 
 @contextmanager
-def failing(place: object, name: str, *, afterwards: bool = False) -> Iterator[list[str]]:
-    """The next call of a method fails, maybe after all its work."""
+def failing(place: object, name: str, *, afterwards: bool = False, skipped: int = 0) -> Iterator[list[str]]:
+    """The next call of a method fails, maybe after all its work. skipped: calls before it."""
     method, calls = getattr(place, name), []
 
     def fail_once(*given: Any, **named: Any) -> Any:
         calls.append(name)
-        if len(calls) > 1 or afterwards:
+        if len(calls) != 1 + skipped or afterwards:
             result = method(*given, **named)
-        if len(calls) == 1:
+        if len(calls) == 1 + skipped:
             raise Injected(name)
         return result
 
@@ -247,6 +247,13 @@ def test_sequences_that_are_sent_again_after_a_failure_have_their_tokens(model, 
         assert calls
         check_cached_blocks(engine, reference)
         check_integrity(engine)
+    for place, name in ((engine._rounds, "begin"), (engine._rounds, "read"), (engine, "result")):
+        with failing(place, name, skipped=1) as calls:  # of the round that was sent ahead and followed at once
+            router.run(3)
+        assert len(calls) > 1
+        check_cached_blocks(engine, reference)
+        check_integrity(engine)
+        places.append((place, name, False))
     router.start_again()
     router.run(1)
     # A round sent ahead that cannot be prepared is declined, and costs the round before it nothing.

@@ -326,6 +326,15 @@ def test_an_abandoned_round_loses_nothing_whether_the_target_took_it_or_not(targ
     assert core.counters.stale_sequences == was_carried_out
 
 
+@pytest.mark.parametrize("is_declined", [False, True])
+def test_a_round_that_the_target_declines_is_no_failure_of_its_sequences(target, is_declined):
+    core = make_core(request(max_new_tokens=9))
+    one_round(core, target)
+    round, _ = assembled(core)
+    core.abandon_round(round, is_declined=is_declined)
+    assert [entry.sequence.target.num_failed_rounds for entry in round.entries] == [0 if is_declined else 1]
+
+
 def test_freed_sequences_are_told_again_when_the_round_that_told_them_is_abandoned():
     target = Scripted([EOS])
     core = make_core(request())

@@ -175,3 +175,27 @@ def test_every_gamma_has_a_row_of_its_own_and_drafters_without_a_draft_model_hav
         ("suffix,draft_model gamma 3", 3),
     ]
     assert all(method["differences"] == [] for method in methods[1:])
+
+
+def test_tool_calls_are_constrained_the_same_with_any_drafts_and_compared_with_free_answers(tmp_path):
+    directory = save_tiny_model(tmp_path, max_positions=4096)
+    out = compare("--task", "tools", "--model", directory, "--draft-model", "none", "--rows-per-task", 1,
+                  "--learn-rows", 1, "--max-new-tokens", 24)  # fmt: skip
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line.startswith(("none", "auto"))}
+    assert list(rows) == ["none", "auto", "auto, without grammar", "auto, unconstrained"]
+    assert "task tools" in out
+    speeds = out.partition("x of none")[0].splitlines()
+    ends = [line.split()[-1] for line in speeds if line.startswith(("none", "auto"))]
+    assert ends == ["reference", "2/2", "2/2", "-"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--task", "tools"], "give --compare, too"),
+        (["--task", "tools", "--compare", "--prompts", "x"], "--task has prompts of its own"),
+    ],
+)
+def test_options_that_do_not_go_with_a_task_are_refused(options, reason):
+    result = CliRunner().invoke(app, ["local", *options])
+    assert reason in str(result.exception)
