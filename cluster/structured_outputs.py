@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_GRAMMAR_CHARS = 1 << 18
+MAX_GBNF_CHARS = 1 << 14
 MAX_CHOICES = 4096
+_MOST_REASON_CHARS = 200
 # Enough for the indentation of nested values; without a limit, a model may write white space for ever.
 _WHITESPACE: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
@@ -36,6 +38,8 @@ class StructuredOutputs(StrictFields):
     def _check_one(self) -> StructuredOutputs:
         if len(self._given) != 1:
             raise ValueError("it must have exactly one of json, json_object, regex, choice and grammar")
+        if self.choice is not None and sum(map(len, self.choice)) > MAX_GRAMMAR_CHARS:
+            raise ValueError(f"choice must have at most {MAX_GRAMMAR_CHARS} characters in all")
         return self
 
     @property
@@ -44,26 +48,29 @@ class StructuredOutputs(StrictFields):
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
-        return self._given[0].replace("json_schema", "json")
+        """The client's name of the field that is set."""
+        (name,) = self._given
+        return type(self).model_fields[name].alias or name
 
     def grammar_text(self, field: str) -> str:
         """In llguidance's format. field: what errors name. Raises InvalidRequest."""
+        try:
+            return self._grammar_text(field)
+        except ValueError as error:
+            reason = f"it cannot be read: {error}"
+            raise InvalidRequest(field, "this constraint", reason[:_MOST_REASON_CHARS]) from None
+
+    def _grammar_text(self, field: str) -> str:
         from llguidance import LLMatcher, grammar_from  # while commands are listed, nothing needs it
 
-        if self.json_object:
-            return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_WHITESPACE)
-        if self.json_schema is not None:
-            return LLMatcher.grammar_from_json_schema(_schema_text(self.json_schema, field), defaults=_WHITESPACE)
         if self.regex is not None:
             return LLMatcher.grammar_from_regex(self.regex)
         if self.choice is not None:
             return grammar_from("choice", json.dumps(self.choice))
-        assert self.grammar is not None
-        try:
-            return grammar_from("grammar", self.grammar)
-        except ValueError as error:
-            raise InvalidRequest(field, f"{len(self.grammar)} characters", str(error)) from None
+        if self.grammar is not None:
+            return _lark_text(self.grammar, field)
+        schema: dict[str, Any] | str = {"type": "object"} if self.json_schema is None else self.json_schema
+        return LLMatcher.grammar_from_json_schema(_schema_text(schema, field), defaults=_WHITESPACE)
 
 
 def _schema_text(schema: dict[str, Any] | str, field: str) -> str:
@@ -74,6 +81,19 @@ def _schema_text(schema: dict[str, Any] | str, field: str) -> str:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(field, f"{len(text)} characters", f"it is not valid JSON: {error}") from None
-    if not isinstance(parsed, dict | bool):
-        raise InvalidRequest(field, f"{len(text)} characters", "a JSON schema is an object, or true or false")
+    if not isinstance(parsed, dict):
+        raise InvalidRequest(field, f"{len(text)} characters", "a JSON schema must be an object")
     return text
+
+
+def _lark_text(grammar: str, field: str) -> str:
+    """Lark as it is, GBNF converted, which takes time that is quadratic in the number of rules."""
+    from llguidance import LLMatcher, grammar_from
+
+    lines = [line.rstrip() for line in grammar.splitlines() if line.strip()]
+    if not any("::=" in line for line in lines):
+        return LLMatcher.grammar_from_lark(grammar)
+    if len(grammar) > MAX_GBNF_CHARS:
+        limit = f"in GBNF's notation it must have at most {MAX_GBNF_CHARS}; write it in Lark's"
+        raise InvalidRequest(field, f"{len(grammar)} characters", limit)
+    return grammar_from("gbnf", "\n".join(lines))

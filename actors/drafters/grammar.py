@@ -25,7 +25,7 @@ _FORCED = 0.999  # probability of a forced token; the target draws no other
 _PRIOR = 0.5  # draws that were something else, before any were seen
 _BRANCHES = 2  # tokens proposed where there is a choice
 _FLOOR = 0.05
-_MOST_CHOICES = 1 << 14  # of a namespace; those not seen for the longest time are dropped
+_MOST_CHOICES = 1 << 11  # of a namespace; those not seen for the longest time are dropped
 _MOST_NAMESPACES = 64
 _MOST_DRAWN = 8  # distinct tokens remembered of a choice
 
@@ -83,7 +83,7 @@ class GrammarDrafter(CpuDrafter):
         self._choices.pop(namespace, None)
 
     def memory_bytes(self) -> int:
-        return 256 * sum(map(len, self._choices.values())) + 4096 * len(self._followers)
+        return 1024 * sum(map(len, self._choices.values())) + 4096 * len(self._followers)
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
         if context.grammar is None or context.max_nodes < 1:

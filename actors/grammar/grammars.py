@@ -5,24 +5,39 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.hf import from_tokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from actors.errors import InvalidRequest, ModelError
+from actors.errors import InvalidRequest
+from actors.grammar.checker import GrammarChecker
+from actors.grammar.limits import LIMITS
 from actors.grammar.matcher import GrammarMatcher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MOST_KEPT = 64  # compiled grammars
-# Errors without the parser's state: it would tell the answer so far.
-_LIMITS = LLParserLimits(verbose_errors=False)
+_MOST_KEPT = 64  # grammars
+_MOST_USES = 64  # of a compiled grammar: its copies share states of the lexer, which grow in number up to a limit
+_MOST_REASON_CHARS = 200
+
+
+@dataclass(slots=True)
+class _Compiled:
+    matcher: LLMatcher | None  # None: it cannot be compiled
+    reason: str = ""  # why not
+    uses_left: int = _MOST_USES
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    tokens: LLTokenizer
+    checker: GrammarChecker
 
 
 class Grammars:
-    """Grammars in llguidance's own text format. May be used from any thread: compiling releases the interpreter."""
+    """Grammars in llguidance's own text format. May be used from any thread."""
 
     def __init__(
         self,
@@ -32,48 +47,91 @@ class Grammars:
         model: str,
     ) -> None:
         """load_tokenizer: called with the first grammar. vocab_size: columns of the target's logits. eos_token_ids:
-        allowed where a grammar may end; not empty. model: its name, for errors."""
+        allowed where a grammar may end. model: its name, for errors."""
         self._load_tokenizer = load_tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._model = model
         self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None  # made with the first grammar: it takes up to a second
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._vocabulary: _Vocabulary | str | None = None  # a text: why there is none; None: no grammar was asked for
+        self._known: OrderedDict[str, _Compiled] = OrderedDict()
 
     def matcher(self, text: str, field: str = "grammar") -> GrammarMatcher:
-        """At the beginning of an answer. Raises InvalidRequest naming `field` for a grammar that cannot be compiled,
-        ModelError if the model's tokenizer has no bytes of tokens to match.
+        """At the beginning of an answer. Raises InvalidRequest naming `field` for a grammar that cannot be compiled, or
+        a model whose tokenizer does not work with grammars.
 
-        A grammar that is new takes some milliseconds, at most about a second.
+        A new grammar is compiled in another process first, which takes milliseconds to seconds. The first one waits for
+        the vocabulary, too.
         """
         vocabulary = self._vocabulary_of_model()
-        with self._lock:
-            compiled = self._compiled.get(text)
-            if compiled is not None:
-                self._compiled.move_to_end(text)
-        if compiled is None:
-            compiled = LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS)
-            if compiled.is_error():
-                raise InvalidRequest(field, f"{len(text)} characters", _reason(compiled.get_error()))
+        if isinstance(vocabulary, str):
+            raise InvalidRequest(field, "a constraint", vocabulary)
+        found = self._find(text)
+        if found is None:
+            found = self._compile(text, vocabulary)
             with self._lock:
-                self._compiled[text] = compiled
-                while len(self._compiled) > _MOST_KEPT:
-                    self._compiled.popitem(last=False)
-        return GrammarMatcher(compiled.deep_copy(), self._vocab_size)
+                self._known[text] = found
+                while len(self._known) > _MOST_KEPT:
+                    self._known.popitem(last=False)
+        if found.matcher is None:
+            raise InvalidRequest(field, "this grammar", f"it cannot be compiled: {found.reason}")
+        return GrammarMatcher(found.matcher.deep_copy(), self._vocab_size)
 
-    def _vocabulary_of_model(self) -> LLTokenizer:
+    def _find(self, text: str) -> _Compiled | None:
+        with self._lock:
+            found = self._known.get(text)
+            if found is None:
+                return None
+            self._known.move_to_end(text)
+            found.uses_left -= 1
+            if found.uses_left <= 0:
+                del self._known[text]
+            return found
+
+    def _compile(self, text: str, vocabulary: _Vocabulary) -> _Compiled:
+        problem = vocabulary.checker.problem(text)
+        if not problem:
+            compiled = LLMatcher(vocabulary.tokens, text, log_level=0, limits=LIMITS)
+            if not compiled.is_error():
+                return _Compiled(compiled)
+            problem = compiled.get_error()
+        return _Compiled(None, _reason(problem))
+
+    def _vocabulary_of_model(self) -> _Vocabulary | str:
         with self._lock:
             if self._vocabulary is None:
-                try:
-                    self._vocabulary = from_tokenizer(self._load_tokenizer(), self._vocab_size, self._eos_token_ids)
-                except ValueError as error:
-                    raise ModelError(
-                        f"model {self._model!r}: its tokenizer does not work with grammars: {error}"
-                    ) from None
+                self._vocabulary = self._load()
             return self._vocabulary
+
+    def _load(self) -> _Vocabulary | str:
+        unfit = f"model {self._model!r} has no"
+        backend = getattr(self._load_tokenizer(), "backend_tokenizer", None)
+        if backend is None:
+            return f"{unfit} fast tokenizer, which constraints need"
+        if not self._eos_token_ids:
+            return f"{unfit} end-of-sequence token, which constraints need"
+        text = _without_limits(backend)
+        try:
+            tokens = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+        except ValueError as error:
+            return f"{unfit} tokenizer that constraints can use: {error}"
+        return _Vocabulary(tokens, GrammarChecker(text, self._vocab_size, self._eos_token_ids))
+
+
+def _without_limits(backend: object) -> str:
+    """A tokenizer of `tokenizers` as JSON, without truncation and padding."""
+    from tokenizers import Tokenizer
+
+    assert isinstance(backend, Tokenizer)
+    copy = Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return str(copy.to_str())
 
 
 def _reason(error: str) -> str:
-    """The first line of llguidance's message, as the end of a sentence."""
-    return f"it cannot be compiled: {error.strip().splitlines()[0]}"
+    """The line of llguidance's message that says what is wrong."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or ["for no known reason"]
+    told = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    reason = f"{lines[0]} {told[-1]}" if told else lines[0]
+    return reason if len(reason) <= _MOST_REASON_CHARS else f"{reason[:_MOST_REASON_CHARS]}..."

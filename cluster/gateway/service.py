@@ -303,7 +303,7 @@ def _request_of(
     """What the requests of a call have in common."""
     options = call.options
     stop_token_ids = tuple(options.stop_token_ids or ())
-    if not options.ignore_eos:
+    if grammar or not options.ignore_eos:  # what follows a grammar ends where it ends
         stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
     return GenerationRequest(
         request_id="",

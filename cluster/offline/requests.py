@@ -60,9 +60,11 @@ class LocalRequests:
         predictions = predictions or [""] * len(prompts)
         if len(predictions) != len(prompts):
             raise InvalidRequest("predictions", f"{len(predictions)} of them", f"there are {len(prompts)} prompts")
-        if not options.ignore_eos:
+        outputs = options.structured_outputs
+        field = "" if outputs is None else f"structured_outputs.{outputs.kind}"
+        grammar = "" if outputs is None else self._grammar(outputs, field)
+        if grammar or not options.ignore_eos:  # what follows a grammar ends where it ends
             stops += self._info.eos_token_ids
-        grammar = self._grammar(options.structured_outputs)
         seed = secrets.randbits(64) if options.seed is None else options.seed
         requests = []
         for index, (name, prompt) in enumerate(prompts):
@@ -81,6 +83,7 @@ class LocalRequests:
                     max_draft_tokens=options.max_draft_tokens,
                     prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
                     grammar=grammar,
+                    grammar_field=field,
                 )
             )
         return requests
@@ -94,11 +97,8 @@ class LocalRequests:
         )
         return limits.num_new_tokens(asked, LOCAL_NEW_TOKENS, num_prompt)
 
-    def _grammar(self, outputs: StructuredOutputs | None) -> str:
+    def _grammar(self, outputs: StructuredOutputs, field: str) -> str:
         """As in `GenerationRequest`. Raises InvalidRequest for one that cannot be compiled."""
-        if outputs is None:
-            return ""
-        field = f"structured_outputs.{outputs.kind}"
         grammar = outputs.grammar_text(field)
         self._grammars.matcher(grammar, field)
         return grammar

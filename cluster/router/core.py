@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
+from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import CACHE, OUROBOROS
 from actors.errors import LinkError, ModelError, Overloaded
@@ -403,6 +404,13 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
     """The sequence's draft tree and the tokens that the target lacks, which count as sent from now on."""
     sequence = entry.sequence
     start = sequence.target.known
+    masks = None
+    # Of a prompt, too: with blocks of its prefix cache, the target may be done sooner than was planned.
+    if sequence.grammar is not None and (entry.emits or start == 0):
+        masks = sequence.grammar.masks(entry.tree)
+        if masks is None:
+            entry.tree = DraftTree.empty()
+            masks = sequence.grammar.masks(entry.tree)
     if start == 0 and sequence.progress.started_at is None:
         sequence.progress.started_at = round.planned_at
     delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
@@ -414,6 +422,5 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         draft=entry.tree if len(entry.tree.token_ids) else None,
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
-        # Of a prompt, too: with blocks of its prefix cache, the target may be done sooner than was planned.
-        masks=None if sequence.grammar is None else sequence.grammar.masks(entry.tree),
+        masks=masks,
     )

@@ -10,9 +10,10 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from actors.errors import InvalidRequest, LinkError, RouterLost, Unavailable
+from actors.errors import InvalidRequest, LinkError, Overloaded, RouterLost, Unavailable
 from actors.grammar.grammars import Grammars
 from actors.grammar.matcher import GrammarMatcher
 from actors.links.client import AsyncLink
@@ -39,6 +40,8 @@ _OWN_STAGES = frozenset(("plan", "draft", "assemble", "commit"))
 _IDLE_POLL_S = 0.05  # between looks while sequences wait for a target or for KV blocks
 _WATCH_PERIOD_S = 1.0
 _MOST_COMPILING = 2  # grammars at a time
+_MOST_WAITING_GRAMMARS = 64
+_GRAMMAR_RETRY_S = 2.0
 _GRACE_S = 10.0  # beyond the present step's limit
 
 
@@ -104,7 +107,8 @@ class RouterDriver:
         self.router_seconds = 0.0  # time spent in the core itself, for the metrics
         self._verify_timeout_s = verify_timeout_s
         self._grammars = grammars
-        self._compiling = asyncio.Semaphore(_MOST_COMPILING)
+        self._compilers = ThreadPoolExecutor(_MOST_COMPILING, "grammars")
+        self._num_compiling = 0  # requests that wait for their grammar
         self._target: AsyncLink | None = None
         self._incarnation: int | None = None
         self._gone: int | None = None  # the last incarnation that was counted as lost
@@ -118,6 +122,7 @@ class RouterDriver:
         self._silent: AsyncLink | None = None  # a target that left a batch unanswered and may still compute it
         self.is_draining = False  # takes no more requests
         self.others_serve = False  # other routers can serve what this one cannot
+        self.is_standby = False  # it has no target group
         self._task = asyncio.create_task(self._run(), name="router rounds")
         self._timekeeper = asyncio.create_task(self._keep_time(), name="router deadlines")
         for task in (self._task, self._timekeeper):
@@ -146,7 +151,7 @@ class RouterDriver:
         """Use the links that there are now. May be called at any time."""
         if connections.target is not None:
             self._set_target(*connections.target, connections.released_incarnation)
-        self.others_serve = connections.others_serve
+        self.others_serve, self.is_standby = connections.others_serve, connections.is_standby
         if connections.is_standby:
             self._failover(connections.released_incarnation)
         self._drafts.links = connections.draft_links()
@@ -177,10 +182,13 @@ class RouterDriver:
 
         Raises what `RouterCore.add` raises, and the request's own error; RouterLost if another router can serve it.
         """
-        if self.is_draining or self.failure is not None:
-            raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
-        grammar = await self._compiled(request)
-        self.core.add(request, time.monotonic(), grammar)
+        arrived = time.monotonic()
+        self._check_accepts()
+        grammar = None
+        if request.grammar:
+            grammar = await self._compiled(request)
+            self._check_accepts()  # meanwhile much may have happened
+        self.core.add(request, arrived, grammar)
         # Bounded by the request itself: it has at most max_new_tokens chunks.
         queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
         self._streams[request.request_id] = queue
@@ -199,22 +207,34 @@ class RouterDriver:
                 self.core.cancel(request.request_id)
                 self._work.set()
 
-    async def _compiled(self, request: GenerationRequest) -> GrammarMatcher | None:
-        """Of the request's grammar, made in a thread: rounds go on. Raises InvalidRequest."""
-        if not request.grammar:
-            return None
+    def _check_accepts(self) -> None:
+        """Raises RouterLost or Unavailable where no new request can be served."""
+        if self.is_draining or self.failure is not None:
+            raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
+        if self.is_standby:
+            raise self._refusal("the router's target group is gone")
+
+    async def _compiled(self, request: GenerationRequest) -> GrammarMatcher:
+        """Of the request's grammar, made in a thread: rounds go on. Raises InvalidRequest; Overloaded where too many
+        grammars wait."""
         if self._grammars is None:
-            raise InvalidRequest(
-                request.grammar_field, f"{len(request.grammar)} characters", "there are no grammars here"
-            )
-        async with self._compiling:
-            return await asyncio.to_thread(self._grammars.matcher, request.grammar, request.grammar_field)
+            given = f"{len(request.grammar)} characters"
+            raise InvalidRequest(request.grammar_field, given, "this router does not compile grammars")
+        if self._num_compiling >= _MOST_WAITING_GRAMMARS:
+            raise Overloaded(f"{self._num_compiling} grammars wait to be compiled; that is the limit", _GRAMMAR_RETRY_S)
+        self._num_compiling += 1
+        try:
+            loop = asyncio.get_running_loop()
+            make = self._grammars.matcher
+            return await loop.run_in_executor(self._compilers, make, request.grammar, request.grammar_field)
+        finally:
+            self._num_compiling -= 1
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests and let the open ones finish."""
         self.is_draining = True
         deadline = time.monotonic() + timeout_s
-        while self._streams and self.failure is None and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (self._streams or self._num_compiling) and self.failure is None and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_POLL_S)
 
     def close(self) -> None:
@@ -223,6 +243,7 @@ class RouterDriver:
         self.watch.close()
         self._task.cancel()
         self._timekeeper.cancel()
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         self._end_streams("the router stops")
 
     async def _run(self) -> None:

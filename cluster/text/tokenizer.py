@@ -14,11 +14,14 @@ def read_tokenizer(directory: str) -> PreTrainedTokenizerBase:
     """transformers finds no torch, if it is not loaded yet: a tokenizer does without, and a process starts faster with
     less memory."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # one says that torch was not found
-    hidden = sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # makes an import fail
+    # transformers looks for torch once, when it is imported; if it has found it, it must find it again.
+    hides_torch = "torch" not in sys.modules and "transformers" not in sys.modules
+    if hides_torch:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes an import fail
     try:
         from transformers import AutoTokenizer
     finally:
-        if hidden is None:
+        if hides_torch:
             del sys.modules["torch"]
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     return tokenizer

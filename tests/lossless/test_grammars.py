@@ -201,6 +201,36 @@ def test_a_prompt_that_is_cached_is_done_sooner_than_planned_and_masked_all_the_
     assert again.target_rows < first.target_rows - 30  # it was cached
 
 
+def test_an_answer_ends_with_its_grammar_whoever_drafts_and_whatever_is_ignored(models, drafts_pay):
+    local = engine(models, ("prediction",))
+    options = {"structured_outputs": {"regex": "[0-9]{5}"}, "max_new_tokens": 12, "temperature": 1.0, "seed": 3}
+    plain = local.generate(PROMPTS, ignore_eos=True, drafters=("none",), **options)
+    drafted = local.generate(PROMPTS, ignore_eos=True, predictions=[answer.token_ids for answer in plain], **options)
+    assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
+    assert {len(answer.token_ids) for answer in plain} == {5}
+    assert sum(answer.rounds for answer in drafted) < sum(answer.rounds for answer in plain)
+    empty = local.generate(PROMPTS[:1], structured_outputs={"regex": "()"}, ignore_eos=True)[0]
+    assert (empty.token_ids, empty.finish_reason) == ([], "stop")
+
+
+def test_a_mask_that_is_too_complex_behind_a_draft_costs_the_draft_only(models, drafts_pay, monkeypatch):
+    """The matcher that follows the answer is none of those that look behind drafts."""
+    local = engine(models, ("auto",))
+    wanted = wanted_of(models, "json", "sampled")
+    masks = GrammarMatcher.masks
+    refused: list[int] = []
+
+    def of_roots_only(self: GrammarMatcher, tree: Any) -> TokenMasks | None:
+        if len(tree):
+            refused.append(len(tree))
+            return None
+        return masks(self, tree)
+
+    monkeypatch.setattr(GrammarMatcher, "masks", of_roots_only)
+    assert answers_of(local, "json", "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
+    assert refused
+
+
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_a_mask_that_is_left_out_at_one_row_is_noticed(models, drafts_pay, monkeypatch, row):
     """Of the root, or of the first or second draft node: what the tests above would say."""

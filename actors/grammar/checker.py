@@ -1,0 +1,74 @@
+"""Finds out in another process whether a grammar can be compiled, within limits of time, memory and stack."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO
+
+from actors.grammar.check_process import read_part, write_part
+
+_MOST_S = 2.0  # for a grammar; common ones take some milliseconds
+_START_S = 20.0  # for the process and its vocabulary, on a busy machine
+
+
+class GrammarChecker:
+    """One process, started with the first grammar and again after one that was too much for it. It ends with this one:
+    its standard input ends."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._setting = tokenizer_json.encode(), json.dumps([vocab_size, list(eos_token_ids)]).encode()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def problem(self, text: str) -> str:
+        """What is wrong with a grammar, "" if nothing is. Waits for at most some seconds, and for other callers."""
+        with self._lock:
+            try:
+                process = self._process or self._start()
+                write_part(_input_of(process), text.encode())
+                answer = _answer(process, _MOST_S)
+            except TimeoutError:
+                self._end()
+                return f"it takes more than {_MOST_S:g} s"
+            except OSError:
+                answer = None
+            if answer is None:  # out of stack or memory
+                self._end()
+                return "it is too large or too deeply nested"
+            return answer.decode(errors="replace")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", "actors.grammar.check_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for part in self._setting:
+            write_part(_input_of(process), part)
+        _answer(process, _START_S)
+        return process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None
+    return process.stdin
+
+
+def _answer(process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
+    """None: the process has ended. Raises TimeoutError."""
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], limit_s)[0]:
+        raise TimeoutError
+    return read_part(process.stdout)
