@@ -195,7 +195,7 @@ class TestExactCluster:
         wanted = oracle.generate(
             PROMPTS[:1], structured_outputs={"json": STRINGS}, max_new_tokens=60, ignore_eos=True, **options
         )[0].text
-        assert wanted.startswith('["')
+        assert wanted.startswith("[")
         assert cluster.complete(PROMPTS[0], response_format=FORMAT, **options) == wanted
         assert cluster.complete(PROMPTS[0], guided_json=STRINGS, **options) == wanted
         assert cluster.stream(PROMPTS[0], response_format=FORMAT, speculation={"enabled": False}, **options) == wanted
