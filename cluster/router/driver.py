@@ -219,7 +219,7 @@ class RouterDriver:
         grammars wait."""
         if self._grammars is None:
             given = f"{len(request.grammar)} characters"
-            raise InvalidRequest(request.grammar_field, given, "this router does not compile grammars")
+            raise InvalidRequest(request.grammar_field, given, "this router compiles no grammars")
         if self._num_compiling >= _MOST_WAITING_GRAMMARS:
             raise Overloaded(f"{self._num_compiling} grammars wait to be compiled; that is the limit", _GRAMMAR_RETRY_S)
         self._num_compiling += 1

@@ -10,10 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
-from actors.errors import DeadlineExceeded, InvalidRequest, ModelError, PacelineError, RouterLost, Unavailable
+from actors.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelError,
+    Overloaded,
+    PacelineError,
+    RouterLost,
+    Unavailable,
+)
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftResult, GenerationRequest, VerifyBatch, VerifyResult, WorkerInfo
@@ -585,6 +594,69 @@ async def test_a_drain_that_takes_too_long_ends_and_closing_ends_the_streams() -
             await stream
         with pytest.raises(Unavailable):
             await one.stream(request())
+
+
+class SlowGrammars:
+    """Grammars that take as long to compile as a test wants."""
+
+    def __init__(self) -> None:
+        self.num_entered = 0
+        self.may_end = threading.Event()
+
+    def matcher(self, text: str, field: str) -> object:
+        self.num_entered += 1
+        assert self.may_end.wait(PATIENCE_S)
+        if text == "bad":
+            raise InvalidRequest(field, "this grammar", "it cannot be compiled")
+        return object()
+
+
+def constrained(text: str = "good") -> GenerationRequest:
+    return msgspec.structs.replace(request(), grammar=text, grammar_field="response_format")
+
+
+async def test_rounds_go_on_while_grammars_compile_and_only_so_many_wait() -> None:
+    async with cluster() as one:
+        grammars = one.driver._grammars = SlowGrammars()
+        waiting = [asyncio.create_task(one.stream(constrained("bad"))) for _ in range(64)]
+        await until(lambda: grammars.num_entered == 2)  # threads
+        with pytest.raises(Overloaded, match="64 grammars wait"):
+            await one.stream(constrained())
+        await one.stream(request())
+        waiting.pop().cancel()
+        await until(lambda: one.driver._num_compiling == 63)
+        grammars.may_end.set()
+        for stream in waiting:
+            with pytest.raises(InvalidRequest, match=r"response_format .* cannot be compiled"):
+                await stream
+        assert one.driver._num_compiling == 0
+
+
+@pytest.mark.parametrize("ends", ["drain", "close", "standby"])
+async def test_a_router_that_leaves_meanwhile_takes_no_request_whose_grammar_is_compiled(ends: str) -> None:
+    async with cluster(survives=False) as one:
+        grammars = one.driver._grammars = SlowGrammars()
+        stream = asyncio.create_task(one.stream(constrained()))
+        await until(lambda: grammars.num_entered == 1)
+        draining = asyncio.create_task(one.driver.drain(PATIENCE_S)) if ends == "drain" else None
+        if ends == "close":
+            one.driver.close()
+        if ends == "standby":
+            one.driver.is_standby = True
+        await asyncio.sleep(0.1)
+        assert draining is None or not draining.done()
+        grammars.may_end.set()
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(stream, PATIENCE_S)
+        if draining is not None:
+            await draining
+        assert not one.core.has_work
+
+
+async def test_a_router_without_grammars_says_so() -> None:
+    async with cluster() as one:
+        with pytest.raises(InvalidRequest, match=r"response_format .* compiles no grammars"):
+            await one.stream(constrained())
 
 
 async def test_rounds_that_break_end_every_stream_at_once() -> None:
