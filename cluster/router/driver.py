@@ -42,6 +42,7 @@ _WATCH_PERIOD_S = 1.0
 _MOST_COMPILING = 2  # grammars at a time
 _MOST_WAITING_GRAMMARS = 64
 _GRAMMAR_RETRY_S = 2.0
+_GROUP_IS_GONE = "the router's target group is gone"
 _GRACE_S = 10.0  # beyond the present step's limit
 
 
@@ -175,7 +176,7 @@ class RouterDriver:
         self._count_loss(released_incarnation)
         for request_id in self._streams:
             self.core.cancel(request_id)
-        self._end_streams("the router's target group is gone")
+        self._end_streams(_GROUP_IS_GONE)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks as rounds emit them. Closing the generator cancels the sequence within one round.
@@ -186,8 +187,11 @@ class RouterDriver:
         self._check_accepts()
         grammar = None
         if request.grammar:
+            was_standby = self.is_standby
             grammar = await self._compiled(request)
             self._check_accepts()  # meanwhile much may have happened
+            if self.is_standby and not was_standby:  # its stream would have been ended
+                raise self._refusal(_GROUP_IS_GONE)
         self.core.add(request, arrived, grammar)
         # Bounded by the request itself: it has at most max_new_tokens chunks.
         queue: asyncio.Queue[RouterEvent] = asyncio.Queue()
@@ -211,8 +215,6 @@ class RouterDriver:
         """Raises RouterLost or Unavailable where no new request can be served."""
         if self.is_draining or self.failure is not None:
             raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
-        if self.is_standby:
-            raise self._refusal("the router's target group is gone")
 
     async def _compiled(self, request: GenerationRequest) -> GrammarMatcher:
         """Of the request's grammar, made in a thread: rounds go on. Raises InvalidRequest; Overloaded where too many
