@@ -22,7 +22,7 @@ from actors.grammar.limits import LIMITS
 
 _MOST_BYTES = 2 << 30  # of address space
 _STEPS = 8  # tokens
-_MOST_MASK_S = 0.1
+_MOST_MASK_S = 0.2  # of processor time
 _STACK_BYTES = 4 << 20  # less than a router's threads have
 
 
@@ -54,11 +54,11 @@ def _problem(matcher: LLMatcher) -> str:
     """What is wrong, at the beginning and on the way of a random answer: some expressions are compiled only there."""
     rng = random.Random(0)
     for _ in range(_STEPS):
-        started = time.perf_counter()
+        started = time.process_time()  # on a busy machine it is not the grammar that is slow
         allowed = [] if matcher.is_error() else _tokens_in(matcher.compute_bitmask())
         if matcher.is_error():
             return matcher.get_error()
-        if time.perf_counter() - started > _MOST_MASK_S:
+        if time.process_time() - started > _MOST_MASK_S:
             return f"the tokens that may follow are not found within {1e3 * _MOST_MASK_S:g} ms"
         if matcher.is_stopped() or not allowed:
             break

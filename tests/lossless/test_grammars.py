@@ -123,7 +123,7 @@ def test_answers_are_those_of_the_reference_with_and_without_drafts(models, draf
         assert answers_of(local, constraint, way, predictions=predictions) == wanted
 
 
-@pytest.mark.parametrize("exact", ["default", "bitwise"])
+@pytest.mark.parametrize("exact", ["default", pytest.param("bitwise", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_no_drafter_changes_a_constrained_answer(models, drafts_pay, drafter, exact):
     local = engine(models, (drafter,), exact=exact)
@@ -132,6 +132,12 @@ def test_no_drafter_changes_a_constrained_answer(models, drafts_pay, drafter, ex
         for _ in range(2):
             assert answers_of(local, constraint, "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
     assert local.core.counters.invalid_trees.total() == local.core.counters.drafter_errors.total() == 0
+
+
+def test_bitwise_all_drafters_together_change_no_constrained_answer(models, drafts_pay):
+    local = engine(models, tuple(DRAFTERS), exact="bitwise")
+    wanted = wanted_of(models, "json", "sampled")
+    assert answers_of(local, "json", "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
 
 
 def test_free_and_constrained_answers_share_rounds(models, drafts_pay):
@@ -166,7 +172,7 @@ def test_under_rejection_answers_have_the_law_of_answers_without_drafts(models, 
     constraint = {"choice": ["the dog", "the dogs", "the quick fox", "a", "an oak"]}
     for options in ({"drafters": ("none",)}, {"acceptance": "rejection", "drafters": ("draft_model",)}):
         local = engine(models, batch_size=64, **options)
-        answers = local.generate([PROMPTS[0]] * 600, structured_outputs=constraint, temperature=1.5, seed=1)
+        answers = local.generate([PROMPTS[0]] * 400, structured_outputs=constraint, temperature=1.5, seed=1)
         texts = [answer.text for answer in answers]
         counts.append([texts.count(choice) for choice in constraint["choice"]])
         assert sum(counts[-1]) == len(texts)

@@ -16,8 +16,8 @@ def test_a_gateway_reads_the_tokenizer_without_torch_and_encodes_as_with_it(tmp_
     model = save_tiny_model(tmp_path)
     code = (
         "import sys\n"
-        "from cluster.gateway.deployment import _read_tokenizer\n"
-        "tokenizer = _read_tokenizer(sys.argv[1])\n"
+        "import cluster.gateway.deployment\nfrom cluster.text.tokenizer import read_tokenizer\n"
+        "tokenizer = read_tokenizer(sys.argv[1])\n"
         "print(tokenizer(sys.argv[2]).input_ids)\n"
         "print({'torch', 'numba'} & set(sys.modules))\n"
     )
