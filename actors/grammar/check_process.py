@@ -8,6 +8,7 @@ wrong with it, empty if nothing is.
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import struct
@@ -21,6 +22,7 @@ from llguidance import LLMatcher, LLTokenizer
 from actors.grammar.limits import LIMITS
 
 _MOST_BYTES = 2 << 30  # of address space
+_NICE = 10  # rounds come first
 _STEPS = 8  # tokens
 _MOST_MASK_S = 0.2  # of processor time
 _STACK_BYTES = 4 << 20  # less than a router's threads have
@@ -73,6 +75,7 @@ def _tokens_in(mask: bytes) -> list[int]:
 
 
 def main() -> None:
+    os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_serve)
