@@ -1,4 +1,4 @@
 """Grammars that constrain answers: which tokens may follow committed tokens and draft nodes.
 
-May import: sampling's messages and the records below them.
+May import: messages and the records below them.
 """

@@ -43,7 +43,7 @@ class GrammarMatcher:
         return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
 
     def hash_of_allowed(self) -> int:
-        """Of the set of tokens that may follow; the same in every process."""
+        """Hash of the set of tokens that may follow; the same in every process."""
         return zlib.crc32(_mask(self._matcher, self._num_words).tobytes())
 
     def allowed_tokens(self) -> np.ndarray:

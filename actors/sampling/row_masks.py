@@ -20,7 +20,7 @@ class RowMasks(NamedTuple):
 
 
 def row_masks(masks: Sequence[TokenMasks | None], num_rows: Sequence[int], vocab_size: int) -> RowMasks | None:
-    """Of the rows of several sequences, one after the other; None: all are free.
+    """Masks of the rows of several sequences, one after the other; None: all rows are free.
 
     masks: of each sequence, None: free. num_rows: the first ones of `TokenMasks.index` that are used. Raises ValueError
     for masks of another vocabulary, or of too few rows.
