@@ -28,6 +28,8 @@ class GrammarChecker:
     def problem(self, text: str) -> str:
         """What is wrong with a grammar, "" if nothing is. Waits for at most some seconds, and for other callers."""
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()  # it was killed meanwhile, through no fault of this grammar
             try:
                 process = self._process or self._start()
                 write_part(_input_of(process), text.encode())

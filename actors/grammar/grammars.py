@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 64  # grammars
 _MOST_USES = 64  # of a compiled grammar: its copies share states of the lexer, which grow in number up to a limit
+_FAILED_USES = 8  # requests that are refused before a grammar is tried again: a machine may have been busy
 _MOST_REASON_CHARS = 200
 
 
@@ -95,7 +96,7 @@ class Grammars:
             if not compiled.is_error():
                 return _Compiled(compiled)
             problem = compiled.get_error()
-        return _Compiled(None, _reason(problem))
+        return _Compiled(None, _reason(problem), _FAILED_USES)
 
     def _vocabulary_of_model(self) -> _Vocabulary | str:
         with self._lock:

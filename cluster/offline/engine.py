@@ -186,13 +186,7 @@ class LocalEngine:
         self._simulated_s = 0.0  # sum of simulated round times
         info = self._target_info(config.target.max_model_len)
         self.max_model_len = info.max_model_len
-        sharing = None if cache is None else cache.share_counts(drafters)
-        shared = SharedLearning(cache, sharing)
-        router = config.router.model_copy(update={"max_waiting": self._batch_size})
-        shape = DraftShape(config.draft.gamma, config.draft.branch)
-        self.core = RouterCore(info, router, speculation, drafters, draft_shape=shape, shared=shared)
-        if self._draft is not None:
-            self.core.set_draft_workers([_DRAFT_WORKER])
+        self.core = self._create_core(config, speculation, drafters, cache=cache, info=info)
         self._grammars = Grammars(lambda: self.tokenizer, info.vocab_size, self.info.eos_token_ids, self.info.name)
         self._requests = LocalRequests(
             self.tokenizer,
@@ -205,6 +199,24 @@ class LocalEngine:
         # Events that no caller has taken yet, by request. A round serves all requests.
         self._inboxes: dict[str, deque[RouterEvent]] = {}
         self._is_in_round = False
+
+    def _create_core(
+        self,
+        config: ClusterConfig,
+        speculation: SpeculationConfig,
+        drafters: Mapping[str, CpuDrafter],
+        *,
+        cache: SharedCache | None,
+        info: WorkerInfo,
+    ) -> RouterCore:
+        """info: of the target."""
+        shared = SharedLearning(cache, None if cache is None else cache.share_counts(drafters))
+        router = config.router.model_copy(update={"max_waiting": config.router.max_running})
+        shape = DraftShape(config.draft.gamma, config.draft.branch)
+        core = RouterCore(info, router, speculation, drafters, draft_shape=shape, shared=shared)
+        if self._draft is not None:
+            core.set_draft_workers([_DRAFT_WORKER])
+        return core
 
     def _cpu_drafters(self, config: ClusterConfig, cache: SharedCache | None) -> dict[str, CpuDrafter]:
         return create_drafters(

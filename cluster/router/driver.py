@@ -217,8 +217,8 @@ class RouterDriver:
             raise self._refusal("the router is draining" if self.is_draining else "the router runs no rounds any more")
 
     async def _compiled(self, request: GenerationRequest) -> GrammarMatcher:
-        """Of the request's grammar, made in a thread: rounds go on. Raises InvalidRequest; Overloaded where too many
-        grammars wait."""
+        """The matcher of the request's grammar, made in a thread: rounds go on. Raises InvalidRequest; Overloaded where
+        too many grammars wait."""
         if self._grammars is None:
             given = f"{len(request.grammar)} characters"
             raise InvalidRequest(request.grammar_field, given, "this router compiles no grammars")

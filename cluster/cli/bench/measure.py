@@ -16,8 +16,9 @@ from actors.models.loader import ModelInfo
 from cluster.cli.bench.acceptance import Acceptance, count_acceptance
 from cluster.cli.bench.methods import EngineMethod, Method
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks
-from cluster.cli.bench.speed import Difference, Speed, TimedBlock, find_differences, measure_speed
+from cluster.cli.bench.speed import Answer, Difference, Speed, TimedBlock, find_differences, measure_speed
 from cluster.generation import LengthLimits, check_token_ids
+from cluster.offline.engine import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,12 @@ def compare_methods(
         first = index % len(methods)
         for method in (*methods[first:], *methods[:first]):
             started = method.now()
-            answers = method.answer(prompts, max_new_tokens, seeds[names[0]], predictions, block[0].constraint)
+            asked = prompts, max_new_tokens, seeds[names[0]], predictions
+            constraint = block[0].constraint
+            if constraint is None or not isinstance(method, EngineMethod):  # the others have no constraints
+                answers: Sequence[Answer | Generation] = method.answer(*asked)
+            else:
+                answers = method.answer(*asked, constraint)
             seconds = method.now() - started
             timed.append(TimedBlock(method.name, block[0].task, names, seconds=seconds, answers=tuple(answers)))
     progress(len(blocks), len(blocks))

@@ -36,14 +36,8 @@ class GenerateMethod:
         return time.monotonic()
 
     def answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        seed: int = 0,
-        predictions: Sequence[str] = (),
-        constraint: StructuredOutputs | None = None,
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, predictions: Sequence[str] = ()
     ) -> list[Answer]:
-        assert constraint is None
         return [self._answer(prompt, max_new_tokens) for prompt in prompts]
 
     def _answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answer:

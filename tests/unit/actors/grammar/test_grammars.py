@@ -122,3 +122,12 @@ def test_a_router_compiles_grammars_though_it_has_no_torch_loaded(tmp_path: Path
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+
+
+def test_a_process_that_was_killed_while_it_waited_costs_no_grammar():
+    grammars = toy_grammars()[0]
+    grammars.matcher('start: "one"')
+    process = grammars._vocabulary.checker._process
+    process.kill()
+    process.wait()
+    assert grammars.matcher('start: "another"').forced_tokens()

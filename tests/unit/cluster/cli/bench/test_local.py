@@ -135,7 +135,7 @@ class Recorder:
     def __init__(self, name, log):
         self.name, self._log = name, log
 
-    def answer(self, prompts, max_new_tokens, seed=0, predictions=(), constraint=None):
+    def answer(self, prompts, max_new_tokens, seed=0, predictions=()):
         self._log.append((self.name, [tuple(prompt) for prompt in prompts]))
         return [Answer((1, 2, 3), 3) for _ in prompts]
 
