@@ -354,7 +354,7 @@ def test_three_quantized_ranks_give_the_tokens_of_one(tmp_path, quantization):
 COLLECTIVES = 8  # of a round: of embeddings, two of each of three layers, of logits
 
 
-PLACES = {"embeddings": 0, "layer": 3, "logits": COLLECTIVES - 1}
+PLACES = {"embeddings": 0, "layer": 3, "logits": COLLECTIVES - 1} | {f"of {n}": n for n in (1, 2, 4, 5, 6)}
 
 
 @pytest.mark.parametrize(

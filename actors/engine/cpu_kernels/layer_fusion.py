@@ -48,6 +48,7 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
     it gives other outputs in float32: constants and functions that the code names may differ.
     """
     if not has_openmp():
+        logger.warning("layers run through torch's operators: torch's OpenMP runtime is missing")
         return 0
     try:
         layers = decoder_layers(model)
@@ -55,6 +56,7 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
         return 0
     known = [index for index, layer in enumerate(layers) if parts_of(layer) is not None]
     if not known:
+        logger.info("layers of %s run through torch's operators: their parts are not Llama's", type(model).__name__)
         return 0
     calls = _Calls(model, shapes)
     calls.record(layers)
