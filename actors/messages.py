@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -72,6 +72,37 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prediction_token_ids: np.ndarray = msgspec.field(default_factory=no_tokens)  # int32: the output the caller expects
     grammar: str = ""  # that the output follows, in llguidance's format; "": none
     grammar_field: str = "grammar"  # the caller's name of it, for errors
+    num_logprobs: int = -1  # likeliest tokens whose log-probabilities it wants beside each token's; -1: none at all
+    num_prompt_logprobs: int = -1  # the same for the tokens of the prompt, which is then computed without its cache
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of probabilities by the raw logits, at temperature 1 and without penalties or grammar."""
+
+    chosen: np.ndarray  # float32 [n]: of n tokens that follow one another
+    token_ids: np.ndarray  # int32 [n * k]: the likeliest tokens in each one's place, likeliest first
+    logprobs: np.ndarray  # float32 [n * k]
+    k: int
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @staticmethod
+    def joined(parts: list[TokenLogprobs], k: int) -> TokenLogprobs:
+        """Those of all parts, one after the other. k: of each part."""
+        if not parts:
+            return TokenLogprobs(np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.float32), k)
+        return TokenLogprobs(
+            np.concatenate([part.chosen for part in parts]),
+            np.concatenate([part.token_ids for part in parts]),
+            np.concatenate([part.logprobs for part in parts]),
+            parts[0].k,
+        )
+
+    def first(self, count: int) -> TokenLogprobs:
+        """Those of the first `count` tokens."""
+        end = count * self.k
+        return TokenLogprobs(self.chosen[:count], self.token_ids[:end], self.logprobs[:end], self.k)
 
 
 class SpeculationStats(msgspec.Struct, kw_only=True):
@@ -115,6 +146,9 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache (first chunk)
     stats: SpeculationStats | None = None  # so far: in the last chunk, and in all where the request wants them
     times: RequestTimes | None = None  # where the request wants them: in the chunks that have `stats`
+    logprobs: TokenLogprobs | None = None  # of token_ids, where the request wants them
+    # Of the prompt's tokens but the first, where the request wants them: in the first chunk.
+    prompt_logprobs: TokenLogprobs | None = None
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +169,8 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     num_prompt_tokens: int  # tokens before this index are prompt, for the output penalties
     namespace: str = ""
+    num_logprobs: int = -1  # as in `GenerationRequest`, as is the next
+    num_prompt_logprobs: int = -1
 
 
 class DraftItem(msgspec.Struct, frozen=True, array_like=True):
@@ -236,6 +272,8 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     path: np.ndarray = msgspec.field(default_factory=no_tokens)  # accepted node indices, in order
     num_cached: int = 0  # tokens found in the prefix cache when the sequence was (re)started
     num_nodes: int = 0  # draft nodes computed: the first ones of those sent, as far as there was room
+    logprobs: TokenLogprobs | None = None  # of the accepted nodes and of next_token
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt tokens that follow the rows computed this round
 
 
 class Successors(msgspec.Struct, frozen=True, array_like=True):

@@ -21,6 +21,7 @@ LOCAL_NEW_TOKENS = 256
 
 NumNewTokens = Annotated[int, Field(ge=1)]
 MaxDraftTokens = Annotated[int, Field(ge=0, le=256)]
+NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -48,8 +49,19 @@ class GenerationOptions(SamplingFields):
     drafters: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # None: all that run; (): no drafts
     max_draft_tokens: MaxDraftTokens | None = None  # a round; None: as many as the planner chooses
     structured_outputs: StructuredOutputs | None = None  # what the answer must follow
+    logprobs: NumLogprobs | None = None  # of each token, and so many of the likeliest in its place; None: none
+    prompt_logprobs: NumLogprobs | None = None  # the same of the prompt
     namespace: str = ""  # what is learnt is shared within a namespace only
     cache: CacheUse = "read_write"  # whether to draft from the shared cache, and add to it
+
+    @property
+    def num_logprobs(self) -> int:
+        """As in `GenerationRequest`, as is the next."""
+        return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     def sampling(self, seed: int, acceptance: Acceptance = "coupled") -> SamplingParams:
         """seed: in place of the options' own, which is that of the first answer. Any integer."""

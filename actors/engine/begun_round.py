@@ -13,7 +13,7 @@ from actors.engine.draws import Emitted
 from actors.engine.planned_round import PlannedRound
 from actors.engine.round_clock import Event
 from actors.engine.round_items import READY
-from actors.messages import Verdict, VerifyItem, no_tokens
+from actors.messages import TokenLogprobs, Verdict, VerifyItem, no_tokens
 
 _NO_TOKENS = no_tokens()
 
@@ -30,12 +30,15 @@ class BegunRound:
     statuses: list[int] = field(default_factory=list)  # of each; empty: all are ready
     round: PlannedRound | None = None  # None: no sequence is ready
     rejecting: list[int] = field(default_factory=list)  # places in `round` of drafts under the rejection rule
+    is_scoring: bool = False  # it computes log-probabilities of prompts, on the host
     computing: Any = None  # of the rounds' `begin`, until it is read
     launched: Event | float = 0.0
     # After `settle`:
     ended: Event | float = 0.0
     emitted: Emitted | None = None
     num_free: int = 0
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in `round`, as are the next
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     drafted_seq_ids: list[int] = field(default_factory=list)
     drafts: list[DraftTree] = field(default_factory=list)
     head_s: float = 0.0

@@ -44,6 +44,7 @@ class _Shape(NamedTuple):
     nodes: int  # of a tree
     successors: int
     keeps_logits: bool
+    keeps_raw: bool
     is_sharded: bool  # ranks draw from their shares of the vocabulary
     leaders: int  # with is_sharded: scores that each rank sends of a row, see `num_leaders`
     table: int  # generation of the table of adjustments
@@ -56,6 +57,7 @@ class _Launched(NamedTuple):
     result: torch.Tensor  # int64: walked trees, [trees, 2 + nodes], then successors as of `likeliest_of`, [logits, k]
     drawn: torch.Tensor  # int64 [logits]; negative: not determined
     logits: torch.Tensor | None  # whole if kept; this rank's share if tokens may be missing
+    raw: torch.Tensor | None  # whole, before the grammars' masks
 
 
 class BegunOnDevice(NamedTuple):
@@ -117,6 +119,7 @@ class DeviceRounds:
             next_tokens,
             successors=_successors(values[size:], sizes.logits, shape.successors),
             logits=launched.logits if draws.keeps_logits else None,
+            raw_logits=launched.raw,
         )
 
     def _shape_of(self, round: PlannedRound, sizes: Sizes, *, is_drawn: bool) -> Shape:
@@ -176,13 +179,14 @@ class DeviceRounds:
         _walk(launched.drawn, begun.inputs, begun.shape, launched.result)
 
     def _draws_of(self, draws: Draws, sizes: Sizes) -> _Shape:
-        is_sharded = self._runner.vocabulary_shard is not None and not draws.keeps_logits
+        is_sharded = self._runner.vocabulary_shard is not None and not (draws.keeps_logits or draws.keeps_raw)
         return _Shape(
             adjusted_rows=slots_of(row_tier(sizes.logits), sizes.adjusted),
             truncates=sizes.truncates,
             nodes=NODES_OF_A_WORD * num_words(sizes.largest_tree),
             successors=min(draws.num_successors, self._vocab_size),
             keeps_logits=draws.keeps_logits,
+            keeps_raw=draws.keeps_raw,
             is_sharded=is_sharded,
             leaders=num_leaders(self._sampling(sizes)) if is_sharded else 0,
             table=self._table.generation,
@@ -202,6 +206,9 @@ class DeviceRounds:
         if shape.successors:
             likeliest_of(self._summaries(logits, shape.successors), result[size:].view(len(logits), -1))
         shard = self._runner.vocabulary_shard
+        raw = None
+        if shape.keeps_raw:
+            raw = shard.gather(logits) if shard is not None else logits.clone() if shape.is_masked else logits
         if shape.is_masked:
             words, rows = masks
             mask_logits(logits, words, rows, first_id=0 if shard is None else shard.first_id)
@@ -221,7 +228,7 @@ class DeviceRounds:
                 table=self._table.tensor,
             ).tokens
         _walk(drawn, inputs, shape, result)
-        return _Launched(result, drawn, logits if keeps_logits else None)
+        return _Launched(result, drawn, logits if keeps_logits else None, raw)
 
     def _summaries(self, logits: torch.Tensor, k: int) -> torch.Tensor:
         """Summaries of the whole vocabulary. logits: of this rank's share."""

@@ -16,8 +16,9 @@ class Draws:
     """Tokens are drawn after the root and each node of the trees of sequences that emit."""
 
     num_successors: int  # most probable tokens to report of each row
-    keeps_logits: bool
+    keeps_logits: bool  # as tokens are drawn from them: within the grammar
     masks: RowMasks | None = None  # of these rows; None: no grammar
+    keeps_raw: bool = False  # keeps logits as the model gives them
 
 
 @dataclass(slots=True)
@@ -29,3 +30,4 @@ class Emitted:
     next_tokens: np.ndarray  # int64 [T]
     successors: Successors | None  # None: not asked for
     logits: torch.Tensor | None  # [T + N or more, vocab]; None: not kept
+    raw_logits: torch.Tensor | None = None  # the same without a grammar

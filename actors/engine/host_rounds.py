@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequences
+
+import numpy as np
 import torch
 
 from actors.engine.draws import Draws, Emitted
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
+from actors.engine.logprobs import ScoredPrompt
 from actors.engine.model_runner import ModelRunner
 from actors.engine.planned_round import PlannedRound, wanted_rows
 from actors.messages import Successors
@@ -26,6 +30,20 @@ class HostRounds:
         logits = self._logits(round)
         return None if draws is None else _emit(logits, round, draws)
 
+    def begin_scoring(
+        self, round: PlannedRound, draws: Draws | None, scored: Sequences[ScoredPrompt]
+    ) -> tuple[Emitted | None, torch.Tensor]:
+        """As `begin`, with the logits of all scored rows, [n, vocab]. Needs a decoder alone."""
+        assert isinstance(self._runner, ModelRunner)
+        batch = round.pack()
+        wanted = wanted_rows(round.items, batch.first_rows)
+        rows = np.concatenate([part.rows for part in scored])
+        every = np.union1d(wanted, rows)
+        logits = self._runner.forward(batch, every)
+        own = logits[torch.from_numpy(every.searchsorted(rows)).to(logits.device)]
+        drawn = logits[torch.from_numpy(every.searchsorted(wanted)).to(logits.device)]
+        return None if draws is None else _emit(drawn, round, draws), own
+
     def read(self, begun: Emitted | None) -> Emitted | None:
         """The outcome of a round that has begun; here it is known at once."""
         return begun
@@ -41,6 +59,7 @@ class HostRounds:
 @torch.inference_mode()
 def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
     sampling, successors, likeliest = round.sampling(), None, None
+    raw = logits if draws.keeps_raw else None
     if draws.num_successors:
         ids, probs = most_probable(logits, draws.num_successors)
         successors = Successors(ids.reshape(-1).cpu().numpy(), probs.reshape(-1).cpu().numpy(), ids.shape[1])
@@ -49,7 +68,8 @@ def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
         ):  # elsewhere equal logits may come in another order
             likeliest = ids[:, 0].to(torch.int64)
     if draws.masks is not None:
+        logits = logits if raw is None else logits.clone()
         mask_rows(logits, draws.masks)
     sampled = sample_tokens(logits, sampling) if likeliest is None else likeliest
     nodes, ends, next_tokens = walk_trees(sampled.cpu().numpy(), *round.emitting_trees)
-    return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None)
+    return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None, raw)

@@ -47,4 +47,4 @@ def with_rejections(
         accepted, next_token = verify_rejections(logits, sampling, [tokens], [probs.first(end - begin)])
         paths[index], next_tokens[index] = np.arange(accepted[0], dtype=np.int32), next_token[0]
     ends = offsets_of([*map(len, paths)])
-    return Emitted(np.concatenate(paths), ends, next_tokens, emitted.successors, None)
+    return Emitted(np.concatenate(paths), ends, next_tokens, emitted.successors, None, emitted.raw_logits)

@@ -130,7 +130,8 @@ class SequenceTable:
         is_new = item["status"] == NEW
         if is_new:
             sequence.extend(token_ids)
-            sequence.reuse_prefix()
+            if sequence.begin.num_prompt_logprobs < 0:  # else every row of the prompt is wanted
+                sequence.reuse_prefix()
             known, count = sequence.length, min(sequence.num_pending, max_rows)
             is_last = count == sequence.num_pending
         else:

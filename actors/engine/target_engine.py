@@ -22,6 +22,7 @@ from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.hidden_state_drafter import HeadRows, HiddenStateDrafter
 from actors.engine.host_rounds import HostRounds
 from actors.engine.kv_cache import check_device
+from actors.engine.logprobs import prompt_logprobs, scored_prompts, token_logprobs, wants_logprobs
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.planned_round import PlannedRound, planned
@@ -65,6 +66,7 @@ class TargetEngine:
             model, options.num_slots, options.exact, attention=options.attention, is_eager=options.is_eager
         )
         self._rounds = _rounds_of(self._runner, self.vocab_size)
+        self._scoring_rounds = HostRounds(self._runner)
         self._clock = RoundClock(self._runner.device)
         self._rank, self._num_ranks = rank, num_ranks
         self.eagle_head: HiddenStateDrafter | None = None
@@ -165,17 +167,27 @@ class TargetEngine:
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
-            draws = Draws(num_successors, bool(begun.rejecting), _masks_of(round, begun, self.vocab_size))
-        begun.computing = self._rounds.begin(round, draws)
+            masks = _masks_of(round, begun, self.vocab_size)
+            draws = Draws(num_successors, bool(begun.rejecting), masks, keeps_raw=wants_logprobs(round))
+        scored = scored_prompts(round)
+        if scored:
+            begun.is_scoring = True
+            begun.computing, logits = self._scoring_rounds.begin_scoring(round, draws, scored)
+            begun.prompt_logprobs = prompt_logprobs(logits, scored)
+        else:
+            begun.computing = self._rounds.begin(round, draws)
         begun.launched = self._clock.mark()
 
     def settle(self, begun: BegunRound) -> None:
         """Wait for the outcome of the round that has begun last, and record it."""
         round = begun.round
         if round is not None:
-            begun.emitted, begun.computing = self._rounds.read(begun.computing), None
+            rounds = self._scoring_rounds if begun.is_scoring else self._rounds
+            begun.emitted, begun.computing = rounds.read(begun.computing), None
             if begun.rejecting and begun.emitted is not None:
                 begun.emitted = with_rejections(begun.emitted, round, begun.ready, begun.rejecting)
+            if begun.emitted is not None and begun.emitted.raw_logits is not None:
+                begun.logprobs = token_logprobs(round, begun.emitted)
             if self.eagle_head is not None:
                 self._draft(self.eagle_head, begun, round)
             if record_forward(round.items, round.trees.tokens, round.trees.parents):
@@ -186,6 +198,9 @@ class TargetEngine:
     def result(self, begun: BegunRound) -> VerifyResult:
         """What a settled round says."""
         verdicts = [] if begun.round is None else verdicts_of(begun.round, begun.emitted)
+        for place in begun.logprobs.keys() | begun.prompt_logprobs.keys():
+            own, of_prompt = begun.logprobs.get(place), begun.prompt_logprobs.get(place)
+            verdicts[place] = msgspec.structs.replace(verdicts[place], logprobs=own, prompt_logprobs=of_prompt)
         return VerifyResult(
             round_id=begun.round_id,
             verdicts=verdicts,

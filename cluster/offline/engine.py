@@ -41,6 +41,7 @@ from actors.messages import (
     GenerationRequest,
     SpeculationStats,
     TokenChunk,
+    TokenLogprobs,
     VerifyBatch,
     VerifyResult,
     WorkerInfo,
@@ -93,6 +94,8 @@ class Generation:
     accepted_tokens: dict[str, int]  # by source
     seconds: float  # from its first round to its last
     tokens_per_second: float
+    logprobs: TokenLogprobs | None = None  # of token_ids, with option `logprobs`
+    prompt_logprobs: TokenLogprobs | None = None  # of the prompt's tokens but the first, with `prompt_logprobs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,14 @@ class _Running:
     started: float
     token_ids: list[int] = field(default_factory=list)
     round_tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: TokenLogprobs | None = None
 
     def take(self, chunk: TokenChunk) -> None:
+        if chunk.logprobs is not None:
+            self.logprobs.append(chunk.logprobs)
+        if chunk.prompt_logprobs is not None:
+            self.prompt_logprobs = chunk.prompt_logprobs
         self.token_ids.extend(chunk.token_ids)
         self.round_tokens.append(len(chunk.token_ids))
 
@@ -509,6 +518,8 @@ class LocalEngine:
             accepted_tokens=dict(stats.accepted_tokens),
             seconds=seconds,
             tokens_per_second=len(running.token_ids) / seconds if seconds > 0 else 0.0,
+            logprobs=TokenLogprobs.joined(running.logprobs, 0) if running.logprobs else None,
+            prompt_logprobs=running.prompt_logprobs,
         )
 
 

@@ -55,6 +55,8 @@ class LocalRequests:
         stops = tuple(options.stop_token_ids or ())
         check_token_ids("stop_token_ids", stops, self._vocab_size)
         check_token_ids("logit_bias", (token for token, _ in options.logit_bias), self._vocab_size)
+        if options.prompt_logprobs is not None and self._info.is_encoder_decoder:
+            raise InvalidRequest("prompt_logprobs", options.prompt_logprobs, "an encoder gives its prompt none")
         self._check_drafters(options.drafters)
         self._check_namespace(options.namespace)
         predictions = predictions or [""] * len(prompts)
@@ -84,6 +86,8 @@ class LocalRequests:
                     prediction_token_ids=self._encode_prediction(predictions[index], f"predictions[{index}]"),
                     grammar=grammar,
                     grammar_field=field,
+                    num_logprobs=options.num_logprobs,
+                    num_prompt_logprobs=options.num_prompt_logprobs,
                 )
             )
         return requests

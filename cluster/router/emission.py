@@ -10,6 +10,7 @@ import msgspec
 from actors.drafters.registry import DRAFT_MODEL
 from actors.errors import InvalidRequest
 from actors.messages import RequestTimes, RoundTimes, TokenChunk, Verdict
+from cluster.router.prompt_scores import completed
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
 
@@ -25,6 +26,8 @@ def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -
     path: list[int] = verdict.path.tolist()
     if verdict.next_token < 0:
         return None if path or not 0 <= verdict.num_computed < entry.num_tokens else path
+    if entry.sequence.begin.num_logprobs >= 0 and (verdict.logprobs is None or len(verdict.logprobs) != len(path) + 1):
+        return None
     if not 0 <= verdict.num_nodes <= len(entry.tree.token_ids):
         return None
     if path:
@@ -49,18 +52,18 @@ def cut_at_end(
 
 
 def emit_tokens(
-    round: Round, entry: RoundEntry, path: list[int], next_token: int, *, source_names: SequenceOf[str], now: float
+    round: Round, entry: RoundEntry, path: list[int], verdict: Verdict, *, source_names: SequenceOf[str], now: float
 ) -> TokenChunk:
     """Append a round's tokens to the entry's sequence and make their chunk. An answer that its grammar does not let go
     on ends without an end-of-sequence token.
 
-    path: accepted nodes; next_token: the target's own token behind them. Raises InvalidRequest, with nothing appended,
-    if the sequence's grammar cannot be followed any further.
+    path: accepted nodes of the verdict. Raises InvalidRequest, with nothing appended, if the sequence's grammar cannot
+    be followed any further.
     """
     sequence, progress = entry.sequence, entry.sequence.progress
     tokens: list[int] = entry.tree.token_ids[path].tolist() if path else []
     sources = sources_of(round, entry, path, source_names)
-    tokens.append(next_token)
+    tokens.append(verdict.next_token)
     sources.append(TARGET)
     count, finish = cut_at_end(tokens, sequence.stop_tokens, sequence.num_left)
     del tokens[count:], sources[count:]
@@ -90,6 +93,8 @@ def emit_tokens(
         num_cached_tokens=sequence.target.num_cached if progress.chunk_index == 0 else 0,
         stats=msgspec.structs.replace(stats, accepted_tokens=dict(stats.accepted_tokens)) if tells_stats else None,
         times=progress.times if tells_stats else None,
+        logprobs=None if verdict.logprobs is None else verdict.logprobs.first(len(tokens)),
+        prompt_logprobs=completed(sequence),
     )
     progress.chunk_index += 1
     return chunk

@@ -43,7 +43,7 @@ def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
 def plan_entries(sequences: SequenceOf[Sequence], max_prefill_rows: int) -> list[RoundEntry]:
     """Every decoding sequence, and as much of the prompts as fits into max_prefill_rows."""
     prompts = [sequence for sequence in sequences if sequence.num_uncomputed > 1]
-    shares = share_prompt_rows([sequence.num_uncomputed for sequence in prompts], max_prefill_rows)
+    shares = share_prompt_rows([sequence.num_computable for sequence in prompts], max_prefill_rows)
     rows_of = dict(zip((sequence.seq_id for sequence in prompts), shares, strict=True))
     return [
         RoundEntry(

@@ -154,6 +154,7 @@ class SendingAhead:
             and entry.is_coupled
             and entry.sequence.drafts.sources.head is None
             and entry.sequence.grammar is None
+            and entry.sequence.begin.num_logprobs < 0
             and not entry.sequence.target.num_failed_rounds
             for entry in round.entries
         )

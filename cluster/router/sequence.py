@@ -10,10 +10,11 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.errors import InvalidRequest
 from actors.grammar.matcher import GrammarMatcher
-from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, no_tokens
+from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, TokenLogprobs, no_tokens
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_sources import AllowedSources
 
+_MOST_SCORED_ROWS = 256  # of a prompt in a round
 _FIRST_ROOM = 256  # output tokens that fit before the buffer grows
 
 
@@ -89,6 +90,7 @@ class RequestProgress:
     is_ended: bool = False  # its last event has been queued
     stats: SpeculationStats = field(default_factory=lambda: SpeculationStats(accepted_tokens={}))
     times: RequestTimes | None = None  # None: the request does not want them
+    prompt_parts: list[TokenLogprobs] = field(default_factory=list)  # of the prompt computed so far
 
 
 class Sequence:
@@ -124,7 +126,13 @@ class Sequence:
         self._buffer = np.empty(min(self.max_tokens, len(prompt) + _FIRST_ROOM), np.int32)
         self._buffer[: len(prompt)] = prompt
         self.stop_tokens = frozenset(request.stop_token_ids)
-        self.begin = SequenceStart(request.sampling, len(prompt) - request.num_output_in_prompt, request.namespace)
+        self.begin = SequenceStart(
+            request.sampling,
+            len(prompt) - request.num_output_in_prompt,
+            request.namespace,
+            request.num_logprobs,
+            request.num_prompt_logprobs,
+        )
         self.target = TargetState()
         self.drafts = drafts
         self.grammar = grammar  # behind the committed tokens; None: the answer is not constrained
@@ -136,6 +144,13 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return self.num_tokens - self.target.num_computed
+
+    @property
+    def num_computable(self) -> int:
+        """Tokens that one round may compute. Every row of a scored prompt has logits, which take memory."""
+        if self.begin.num_prompt_logprobs < 0:
+            return self.num_uncomputed
+        return min(self.num_uncomputed, _MOST_SCORED_ROWS)
 
     @property
     def num_left(self) -> int:

@@ -11,6 +11,7 @@ from actors.messages import Verdict, VerifyResult
 from cluster.router.counters import RouterCounters
 from cluster.router.emission import TARGET, accepted_path, emit_tokens, note_rows
 from cluster.router.open_requests import OpenRequests
+from cluster.router.prompt_scores import take_in
 from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
 
@@ -57,6 +58,10 @@ class Verdicts:
                 self._warn(entry, verdict)
                 self._restart(sequence, now)
                 continue
+            if sequence.begin.num_prompt_logprobs >= 0 and not take_in(entry, verdict):
+                self._warn(entry, verdict)
+                self._restart(sequence, now)
+                continue
             entry.num_verified = verdict.num_nodes
             note_rows(sequence, entry, verdict)
             if verdict.next_token < 0:
@@ -65,7 +70,7 @@ class Verdicts:
                 continue
             emitted = Emitted(index, sequence.num_tokens, path)
             try:
-                has_finished = self._emit(round, entry, path, verdict.next_token, now=now)
+                has_finished = self._emit(round, entry, path, verdict, now=now)
             except InvalidRequest as error:
                 self._requests.fail(sequence, error, now)
                 continue
@@ -74,13 +79,13 @@ class Verdicts:
                 taken.finished.append(sequence)
         return taken
 
-    def _emit(self, round: Round, entry: RoundEntry, path: list[int], next_token: int, *, now: float) -> bool:
+    def _emit(self, round: Round, entry: RoundEntry, path: list[int], verdict: Verdict, *, now: float) -> bool:
         """Returns whether the sequence has finished. Raises what `emit_tokens` raises."""
         progress, counters = entry.sequence.progress, self._counters
         if progress.chunk_index == 0 and progress.started_at is not None:
             counters.queue_time.observe(progress.started_at - progress.arrived_at)
             counters.prefill_time.observe(now - progress.started_at)
-        chunk = emit_tokens(round, entry, path, next_token, source_names=self._source_names, now=now)
+        chunk = emit_tokens(round, entry, path, verdict, source_names=self._source_names, now=now)
         for source in chunk.sources:
             if source is not TARGET:
                 counters.accepted_tokens[source] += 1

@@ -103,7 +103,7 @@ def timed_parts(parts: dict[str, list[tuple[Any, str]]]) -> Iterator[Timers]:
 
 def launched(result: Any) -> Any:
     """What a launch of a round returns."""
-    return device_rounds._Launched(result, torch.empty(0, dtype=torch.int64), None)
+    return device_rounds._Launched(result, torch.empty(0, dtype=torch.int64), None, None)
 
 
 def engine_of(attention: str, num_blocks: int, nodes: int) -> TargetEngine:

@@ -17,6 +17,7 @@ from actors.messages import (
     SamplingParams,
     SequenceDelta,
     SequenceStart,
+    TokenLogprobs,
     TokenMasks,
     VerifyBatch,
     VerifyItem,
@@ -47,9 +48,12 @@ class Rounds:
         samplings: list[SamplingParams],
         most_nodes: int = 9,
         masks_rows: bool = False,
+        num_logprobs: int = -1,
     ) -> None:
         self.engine = engine
         self.masks_rows = masks_rows
+        self.num_logprobs = num_logprobs
+        self.logprobs: list[TokenLogprobs | None] = []
         self.rng = np.random.default_rng(seed)
         self.samplings = samplings
         self.most_nodes = most_nodes
@@ -89,7 +93,10 @@ class Rounds:
         items, trees = [], {}
         for seq_id, text in self.texts.items():
             sent = self.sent[seq_id]
-            begin = None if sent else SequenceStart(self.samplings[seq_id % len(self.samplings)], self.prompts[seq_id])
+            begin = None
+            if not sent:
+                sampling, wanted = self.samplings[seq_id % len(self.samplings)], self.num_logprobs
+                begin = SequenceStart(sampling, self.prompts[seq_id], num_logprobs=wanted, num_prompt_logprobs=wanted)
             count = int(self.rng.integers(0, self.most_nodes + 1)) if nodes is None else nodes
             tokens, parents = self.tree(count)
             trees[seq_id] = tokens
@@ -101,6 +108,7 @@ class Rounds:
         check_integrity(self.engine)
         said: list[Any] = []
         for verdict in result.verdicts:
+            self.logprobs += [verdict.logprobs, verdict.prompt_logprobs]
             said.append((verdict.seq_id, verdict.next_token, verdict.path.tolist(), verdict.num_nodes))
             if verdict.next_token >= 0:
                 accepted = [trees[verdict.seq_id][node] for node in verdict.path]
@@ -144,6 +152,23 @@ def test_the_device_masks_the_rows_that_the_host_masks(triton_device):
     for _ in range(3):
         host, device = (each.step(num_successors=2) for each in rounds)
         assert device == host
+
+
+def test_the_device_gives_the_log_probabilities_that_the_host_gives(triton_device):
+    engines = [engine_with(name, triton_device) for name in ("padded", "triton_tree")]
+    rounds = [Rounds(engine, 7, SAMPLINGS, most_nodes=3, masks_rows=True, num_logprobs=2) for engine in engines]
+    for each in rounds:
+        for length in (5, 12, 2):
+            each.start(length)
+    for _ in range(4):
+        host, device = (each.step(num_successors=2) for each in rounds)
+        assert device == host
+    assert sum(found is not None for found in rounds[0].logprobs) > 8
+    for host, device in zip(rounds[0].logprobs, rounds[1].logprobs, strict=True):
+        assert (host is None) == (device is None)
+        if host is not None and device is not None:
+            np.testing.assert_allclose(device.chosen, host.chosen, atol=1e-4)
+            np.testing.assert_allclose(device.logprobs, host.logprobs, atol=1e-4)
 
 
 def test_a_chain_under_the_rejection_rule_among_others(triton_device):

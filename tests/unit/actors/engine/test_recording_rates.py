@@ -92,7 +92,7 @@ def test_few_recordings_serve_nearly_all_rounds_without_prompts(monkeypatch, bus
         logits = inputs.logit_rows.shape[0]
         walked = (inputs.more[3].shape[0] - 1) * (2 + shape.nodes)
         result = torch.zeros(walked + logits * shape.successors, dtype=torch.int64)
-        return _Launched(result, result.new_zeros(logits), None)
+        return _Launched(result, result.new_zeros(logits), None, None)
 
     monkeypatch.setattr(DeviceRounds, "_launch", zeros)
     monkeypatch.setattr(DeviceRounds, "_compute", lambda self, inputs: None)

@@ -73,7 +73,7 @@ def test_rows_of_prompts_and_trees_have_the_logits_of_the_unpatched_model(triton
     wanted = logits_of(reference, contexts)
     runner = ModelRunner(reference.to(triton_device), forest.num_slots, attention=attention)
     logits = runner.forward(forest.batch, np.arange(forest.batch.num_rows))
-    torch.testing.assert_close(logits.cpu(), wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits.cpu(), wanted, atol=1e-4, rtol=5e-6)  # some logits are above 50
 
 
 @pytest.mark.parametrize("kind", KINDS)
