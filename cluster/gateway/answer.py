@@ -8,19 +8,21 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from actors.errors import DeadlineExceeded, Unavailable
 from actors.messages import GenerationRequest, RequestTimes, SpeculationStats, TokenChunk
-from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece
+from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece, TokenSource, joined
 from cluster.gateway.errors import status_of, unwrap
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import StreamShape
+from cluster.gateway.token_sources import TextSources
+from cluster.router.emission import TARGET
 from cluster.tenants.gatekeeper import Tenant
 from cluster.tenants.scope import Scope
 from cluster.text.detokenizer import Detokenizer
@@ -81,13 +83,12 @@ class Answer:
                     if finish_reason is not None:
                         outcome = finish_reason
                         break
-                    for new_text in shown:
-                        yield Piece(self._choice, new_text)
+                    for piece in shown:
+                        yield piece
             # The router's stream is closed here, so that nothing is generated after a stop string.
-            for new_text in shown[:-1]:
-                yield Piece(self._choice, new_text)
-            yield Piece(
-                self._choice,
+            for piece in shown[:-1]:
+                yield piece
+            yield replace(
                 shown[-1],
                 finish_reason=finish_reason,
                 num_completion_tokens=self._text.num_tokens,
@@ -115,8 +116,8 @@ class Answer:
             raise Unavailable("the router gave the request up")
         return chunk
 
-    def _take(self, chunk: TokenChunk, by_token: bool) -> tuple[list[str], FinishReason | None]:
-        """New pieces of text of a chunk and the finish reason; with a finish reason there is at least one piece."""
+    def _take(self, chunk: TokenChunk, by_token: bool) -> tuple[list[Piece], FinishReason | None]:
+        """New pieces of a chunk and the finish reason; with a finish reason there is at least one piece."""
         prepared, text = self._prepared, self._text
         now = time.monotonic()
         if chunk.token_ids:
@@ -124,14 +125,16 @@ class Answer:
         if not prepared.scope.has_company:
             self._num_cached = max(self._num_cached, chunk.num_cached_tokens)
         num_before = text.num_tokens
-        shown: list[str] = []
+        shown: list[Piece] = []
         finish_reason: FinishReason | None = None
-        for part in _by_token(chunk) if by_token else (chunk,):
+        for part in _by_token(chunk) if by_token or prepared.call.wants_token_sources else (chunk,):
             new_text, finish_reason = text.push(part)
             if new_text or by_token or finish_reason is not None:
-                shown.append(new_text)
+                shown.append(Piece(self._choice, new_text, token_sources=text.sources_of(new_text)))
             if finish_reason is not None:
                 break
+        if shown and not by_token:
+            shown = [joined(shown)]
         num_new = text.num_tokens - num_before
         if prepared.tenant is not None:
             prepared.tenant.limiter.spend(num_new)
@@ -183,12 +186,19 @@ class AnswerText:
     """Text of one answer, detokenised and cut at stop strings and stop tokens."""
 
     def __init__(
-        self, codec: TextCodec, stops: tuple[str, ...], request: GenerationRequest, context: Sequence[int]
+        self,
+        codec: TextCodec,
+        stops: tuple[str, ...],
+        request: GenerationRequest,
+        context: Sequence[int],
+        sources: TextSources | None = None,
     ) -> None:
-        """context: the last tokens before the answer's text."""
+        """context: the last tokens before the answer's text. sources: where to note who proposed each token; then at
+        most one token is pushed at a time."""
         self._detokenizer = Detokenizer(codec.decode, context)
         self._stops = StopStrings(stops)
         self._has_stops = bool(stops)
+        self._sources = sources
         self._stop_token_ids = frozenset(request.stop_token_ids)
         self.num_tokens = 0  # up to the last token of a stop string
 
@@ -205,6 +215,8 @@ class AnswerText:
         text = self._detokenizer.push(spoken) if spoken else ""
         if chunk.finish_reason is not None:
             text += self._detokenizer.flush()
+        if self._sources is not None:
+            self._sources.add(len(text), chunk.sources[0] if chunk.sources else TARGET)
         shown, matched = self._stops.push(text)
         if matched:
             self.num_tokens = num_before + _tokens_to_match(*before, spoken)
@@ -212,6 +224,10 @@ class AnswerText:
         if chunk.finish_reason is None:
             return shown, None
         return shown + self._stops.flush(), "length" if chunk.finish_reason == "length" else "stop"
+
+    def sources_of(self, shown: str) -> tuple[TokenSource, ...]:
+        """Who proposed the tokens of text that `push` has just returned; empty if nobody wants to know."""
+        return () if self._sources is None else self._sources.take(shown)
 
 
 def _tokens_to_match(detokenizer: Detokenizer, stops: StopStrings, token_ids: tuple[int, ...]) -> int:
@@ -237,10 +253,12 @@ def _log_end(prepared: PreparedCall, request: GenerationRequest, outcome: str, n
 
 def _by_token(chunk: TokenChunk) -> Iterator[TokenChunk]:
     """Split a chunk into one for each token; the last has the finish reason."""
-    for token in chunk.token_ids[:-1]:
-        yield msgspec.structs.replace(chunk, token_ids=(token,), finish_reason=None)
+    last = len(chunk.token_ids) - 1
+    for index, token in enumerate(chunk.token_ids[:-1]):
+        source = chunk.sources[index : index + 1]
+        yield msgspec.structs.replace(chunk, token_ids=(token,), sources=source, finish_reason=None)
     if chunk.token_ids or chunk.finish_reason is not None:
-        yield msgspec.structs.replace(chunk, token_ids=chunk.token_ids[-1:])
+        yield msgspec.structs.replace(chunk, token_ids=chunk.token_ids[-1:], sources=chunk.sources[max(0, last) :])
 
 
 def _without(stats: SpeculationStats, sources: tuple[str, ...]) -> SpeculationStats:

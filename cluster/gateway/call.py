@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from actors.messages import Acceptance, SpeculationStats
@@ -30,6 +31,7 @@ class GenerationCall:
     cache_salt: str = ""  # separates a part of the tenant's namespace, or with policy group finds others
     wants_padding: bool | None = None  # pads the chunks of a stream; None: as configured
     wants_stats: bool = False
+    wants_token_sources: bool = False
     prediction: str = ""  # the likely answer
     timeout_s: float | None = None
 
@@ -58,6 +60,7 @@ class ServedModel:
 
 
 FinishReason = Literal["stop", "length"]
+TokenSource = tuple[str, str]  # text of a token, and who proposed it: a drafter's name or "target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +73,15 @@ class Piece:
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens from the prefix cache
     stats: SpeculationStats | None = None
+    token_sources: tuple[TokenSource, ...] = ()  # of `text`, where the call wants them; every piece has its own
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces of one answer, at least one, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_sources=tuple(pair for piece in pieces for pair in piece.token_sources),
+    )

@@ -12,7 +12,7 @@ import msgspec
 
 from actors.messages import SpeculationStats
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece
+from cluster.gateway.call import Piece, TokenSource
 
 Endpoint = Literal["completion", "chat"]
 
@@ -56,6 +56,7 @@ class AnswerWriter:
         self._head = {"id": prepared.call_id, "created": int(time.time()), "model": model}
         self._fingerprint = fingerprint
         self._wants_stats = prepared.call.wants_stats
+        self._wants_sources = prepared.call.wants_token_sources
         self._open_choices = len(prepared.requests)
         self._begun: set[int] = set()
         self.totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n)
@@ -63,15 +64,17 @@ class AnswerWriter:
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         texts: list[list[str]] = [[] for _ in range(self._open_choices)]
         reasons: list[str | None] = [None] * self._open_choices
+        sources: list[list[TokenSource]] = [[] for _ in range(self._open_choices)]
         for piece in pieces:
             texts[piece.choice].append(piece.text)
+            sources[piece.choice] += piece.token_sources
             reasons[piece.choice] = piece.finish_reason or reasons[piece.choice]
             self.totals.add(piece)
         choices = []
         for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True)):
             message = {"role": "assistant", "content": "".join(parts), "refusal": None}
             said = {"message": message} if self._is_chat else {"text": "".join(parts)}
-            choices.append({"index": index, **said, "logprobs": None, "finish_reason": reason})
+            choices.append(self._choice(index, said, reason, sources[index]))
         answer = self._object("chat.completion" if self._is_chat else "text_completion", choices)
         answer["usage"] = self.totals.usage()
         if self._wants_stats:
@@ -84,10 +87,10 @@ class AnswerWriter:
         written = []
         if self._is_chat and piece.choice not in self._begun:
             self._begun.add(piece.choice)
-            written.append(self._chunk(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None))
+            written.append(self._chunk(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None, ()))
         delta = {"content": piece.text} if piece.text else {}
         said = {"delta": delta} if self._is_chat else {"text": piece.text}
-        written.append(self._chunk(piece.choice, said, piece.finish_reason))
+        written.append(self._chunk(piece.choice, said, piece.finish_reason, piece.token_sources))
         if piece.finish_reason is not None:
             self._open_choices -= 1
         if with_usage:
@@ -101,10 +104,16 @@ class AnswerWriter:
                 written[-1]["speculation"] = self.totals.speculation()
         return written
 
-    def _chunk(self, choice: int, said: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        return self._object(
-            self._chunk_kind(), [{"index": choice, **said, "logprobs": None, "finish_reason": finish_reason}]
-        )
+    def _chunk(
+        self, choice: int, said: dict[str, Any], finish_reason: str | None, sources: Sequence[TokenSource]
+    ) -> dict[str, Any]:
+        return self._object(self._chunk_kind(), [self._choice(choice, said, finish_reason, sources)])
+
+    def _choice(
+        self, index: int, said: dict[str, Any], finish_reason: str | None, sources: Sequence[TokenSource]
+    ) -> dict[str, Any]:
+        choice = {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
+        return {**choice, "token_sources": sources} if self._wants_sources else choice
 
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self._is_chat else "text_completion"

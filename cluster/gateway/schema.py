@@ -75,6 +75,7 @@ class SpeculationFields(StrictFields):
     """How this call may be speculated on. None of it changes the text."""
 
     stats: bool = False  # add `speculation` to the answer
+    token_sources: bool = False  # add `token_sources` to each choice: [text, who proposed it] for each token
     enabled: bool = True
     drafters: Sources | None = None
     sources: Sources | None = None  # another name of drafters
@@ -206,6 +207,7 @@ def _call(
         cache_salt=_salt(body.cache_salt),
         wants_padding=stream_options.include_obfuscation,
         wants_stats=speculation.stats,
+        wants_token_sources=speculation.token_sources,
         prediction=_text(body.prediction.content) if body.prediction else "",
         timeout_s=timeout_s,
     )

@@ -27,6 +27,7 @@ from cluster.gateway.errors import ModelNotFound, status_of
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
+from cluster.gateway.token_sources import TextSources
 from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
@@ -181,7 +182,7 @@ class GenerationService:
         sharing = None if tenant is None else tenant.sharing
         scope = scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace)
         if scope.reads_others:
-            call = replace(call, wants_stats=False)  # they would tell what others have said
+            call = replace(call, wants_stats=False, wants_token_sources=False)  # they would tell what others have said
         prompts, prediction = await self._encode(call, model)
         budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
         timeout_s = max(0.001, deadline - time.monotonic())
@@ -248,7 +249,8 @@ class GenerationService:
         request = prepared.requests[choice]
         # The answer of a decoder alone continues its prompt.
         context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
-        text = AnswerText(self._codec, prepared.call.stop, request, context)
+        sources = TextSources() if prepared.call.wants_token_sources else None
+        text = AnswerText(self._codec, prepared.call.stop, request, context, sources)
         return Answer(prepared, choice, text, self.metrics).pieces(self.router, by_token=bool(shape.num_tokens))
 
 

@@ -15,11 +15,11 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import Piece
+from cluster.gateway.call import Piece, joined
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
 
 _INTERVAL_S = 0.1  # default where there are tenants
@@ -143,7 +143,7 @@ class _Held:
     def _take(self, count: int) -> Piece:
         parts = [self._pieces.popleft() for _ in range(min(count, len(self._pieces)))]
         self.is_over = parts[-1].finish_reason is not None
-        return replace(parts[-1], text="".join(part.text for part in parts))
+        return joined(parts)
 
 
 Item = TypeVar("Item")

@@ -233,14 +233,18 @@ async def test_counts_that_would_tell_of_other_tenants_are_not_told(admin, tmp_p
         issued = admin.add(name, fields)
         async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
             answer = await complete(
-                client, issued, stream=stream, speculation={"stats": True},
+                client, issued, stream=stream, speculation={"stats": True, "token_sources": True},
                 **({"stream_options": {"include_usage": True}} if stream else {}),
             )  # fmt: skip
         last = json.loads(answer.text.split("data: ")[-2]) if stream else answer.json()
-        told[name] = last["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "speculation" in last
+        has_cached = last["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        told[name] = has_cached, "speculation" in last, "token_sources" in answer.text
     assert told == {
-        "isolated": (True, True), "promoted": (True, False), "group": (False, False), "shared": (False, False),
-    }  # fmt: skip
+        "isolated": (True, True, True),
+        "promoted": (True, False, False),
+        "group": (False, False, False),
+        "shared": (False, False, False),
+    }
 
 
 async def test_streams_of_tenants_are_padded_to_few_sizes_and_the_text_is_the_same(admin, tmp_path, router):
