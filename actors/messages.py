@@ -57,7 +57,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int  # >= 1, counted from the end of prompt_token_ids
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless the caller ignores them
     tenant: str = ""  # id of the tenant; "": the server needs no keys
-    namespace: str = ""  # prefix blocks and learnt tokens are shared inside one namespace only
+    namespace: str = ""  # learnt tokens are shared inside one namespace only
+    prefix_namespace: str = ""  # prefix blocks are shared inside this one; "": inside `namespace`
     cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and whether its tokens are published
     readable: tuple[str, ...] = ()  # further namespaces of the shared cache that it may draft from, nearest first
     cache_bytes: int | None = None  # limit of its tenant's data in the shared cache; None: no limit

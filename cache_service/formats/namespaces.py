@@ -5,6 +5,7 @@
     <owner>-<salt>      a part kept apart by a salt, 32 more hex digits
     <owner>.<name>      a part that its owner has named
     <owner>-<salt>.<name>
+    <owner>.form-<digits>  a part for answers of one form, with 16 hex digits of an HMAC of its grammar
 
 All of an owner's namespaces begin with its name, so they can be found and erased without knowing salts and names.
 """
@@ -22,6 +23,7 @@ OPEN = "open"  # a cluster without tenants
 NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,30}[a-z0-9])?"
 
 _DIGITS = 32  # 128 bits, so that collisions cannot be found
+_FORM_DIGITS = 16  # within one owner's namespace a collision harms nobody
 
 
 def namespace_of(server_key: bytes, tenant_id: str, salt: str = "") -> str:
@@ -59,6 +61,11 @@ def named(namespace: str, name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise SettingError("namespace", name, "it must be 1-32 characters of a-z 0-9 _ -, the last two inside")
     return f"{namespace}.{name}"
+
+
+def name_of_form(server_key: bytes, namespace: str, grammar: str) -> str:
+    """The name, for `named`, of the part of a namespace where answers that follow a grammar are learnt."""
+    return f"form-{_digest(server_key, f'form:{namespace}:{grammar}')[:_FORM_DIGITS]}"
 
 
 def owner_of(namespace: str) -> str:

@@ -180,15 +180,15 @@ class GenerationService:
         _check_call(call, model)
         deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
         sharing = None if tenant is None else tenant.sharing
-        scope = scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace)
+        outputs, grammar = call.options.structured_outputs, ""
+        if outputs is not None:
+            grammar = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
+        scope = scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace, grammar)
         if scope.reads_others:
             call = replace(call, wants_stats=False, wants_token_sources=False)  # they would tell what others have said
         prompts, prediction = await self._encode(call, model)
         budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
         timeout_s = max(0.001, deadline - time.monotonic())
-        outputs, grammar = call.options.structured_outputs, ""
-        if outputs is not None:
-            grammar = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
         shared = _request_of(call, model, scope, tenant, grammar)
         seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
         requests = tuple(
@@ -319,6 +319,7 @@ def _request_of(
         max_draft_tokens=options.max_draft_tokens,
         tenant="" if tenant is None else tenant.id,
         namespace=scope.namespace,
+        prefix_namespace=scope.prefix_namespace,
         cache=scope.cache,
         readable=scope.readable,
         # What a group has is not one tenant's to limit.

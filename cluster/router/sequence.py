@@ -129,7 +129,7 @@ class Sequence:
         self.begin = SequenceStart(
             request.sampling,
             len(prompt) - request.num_output_in_prompt,
-            request.namespace,
+            request.prefix_namespace or request.namespace,
             request.num_logprobs,
             request.num_prompt_logprobs,
         )

@@ -9,6 +9,7 @@ from actors.messages import CacheUse
 from cache_service.formats.namespaces import (
     OPEN,
     PUBLIC,
+    name_of_form,
     named,
     namespace_of,
     namespace_of_all,
@@ -44,10 +45,11 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """has_company: other tenants use the namespace and its prefix blocks, too. promotes: the organisation that offers
-    the answer to the public pool, or ""."""
+    """prefix_namespace: where prefix blocks are shared. has_company: other tenants use both namespaces, too. promotes:
+    the organisation that offers the answer to the public pool, or ""."""
 
     namespace: str
+    prefix_namespace: str
     readable: tuple[str, ...] = ()
     cache: CacheUse = "read_write"
     has_company: bool = False
@@ -59,9 +61,12 @@ class Scope:
         return self.has_company or PUBLIC in self.readable
 
 
-def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str = "", name: str = "") -> Scope:
+def scope_of(
+    sharing: Sharing | None, cache: CacheUse = "read_write", salt: str = "", name: str = "", grammar: str = ""
+) -> Scope:
     """sharing: None without tenants. salt: separates a part of the tenant's or group's namespace. name: a named part,
-    which is read and written, while the namespace that it belongs to is read.
+    which is read and written, while the namespace that it belongs to is read. grammar: that the answer follows; without
+    a name, answers with the same grammar have a part of their own, but share prefix blocks with all.
 
     Raises InvalidRequest for a salt too short to be the only secret of a group, which it does not show.
     """
@@ -79,6 +84,9 @@ def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str 
         public = sharing.policy == "promoted"
         # A salt or a name may separate the text of somebody who has not agreed to its promotion.
         feeds = sharing.namespace if public and not salt and not name else ""
+    prefix_namespace = named(whole, name)
+    if grammar and not name:
+        name = name_of_form(b"" if sharing is None else sharing.server_key, whole, grammar)
     part = named(whole, name)
     readable = (*([] if part == whole else [whole]), *([PUBLIC] if public else []))
     if cache == "read_write" and sharing is not None and not sharing.may_write:
@@ -86,6 +94,7 @@ def scope_of(sharing: Sharing | None, cache: CacheUse = "read_write", salt: str 
     promotes = feeds if cache == "read_write" else ""
     return Scope(
         namespace=part,
+        prefix_namespace=prefix_namespace,
         readable=() if cache == "off" else readable,
         cache=cache,
         has_company=has_company,

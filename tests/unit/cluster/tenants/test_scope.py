@@ -6,7 +6,7 @@ import pytest
 
 from actors.errors import InvalidRequest
 from cache_service.errors import SettingError
-from cache_service.formats.namespaces import OPEN, PUBLIC, belongs_to, named, namespace_of, salted
+from cache_service.formats.namespaces import OPEN, PUBLIC, belongs_to, named, namespace_of, owner_of, salted
 from cache_service.formats.store_keys import StoreKeys
 from cluster.tenants.scope import Sharing, scope_of
 
@@ -38,6 +38,26 @@ def test_no_two_namespaces_are_the_same_and_redis_takes_all_of_them():
         for namespace in (scope.namespace, *scope.readable):
             StoreKeys("f" * 64, namespace)
     assert PUBLIC not in found
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_answers_with_a_grammar_are_learnt_apart_and_share_prefix_blocks_with_all(kind):
+    one = EVERY_KIND[kind]
+    free, first, other = scope_of(one), scope_of(one, grammar="start: /a/"), scope_of(one, grammar="start: /b/")
+    assert len({free.namespace, first.namespace, other.namespace}) == 3
+    assert free.prefix_namespace == first.prefix_namespace == other.prefix_namespace == free.namespace
+    assert first.readable[0] == free.namespace
+    assert belongs_to(first.namespace, owner_of(free.namespace))
+    assert first.promotes == free.promotes
+    StoreKeys("f" * 64, first.namespace)
+    assert scope_of(one, name="mine", grammar="start: /a/") == scope_of(one, name="mine")
+    assert scope_of(one, salt=SALT, grammar="start: /a/").prefix_namespace == scope_of(one, salt=SALT).namespace
+
+
+def test_members_of_a_group_meet_where_the_same_grammar_is_followed():
+    ours, theirs = (scope_of(sharing(tenant, "group", "g"), grammar="start: /a/") for tenant in "xy")
+    assert ours == theirs
+    assert scope_of(sharing("x"), grammar="g").namespace != scope_of(sharing("y"), grammar="g").namespace
 
 
 def test_a_group_and_the_shared_policy_meet_in_one_namespace_and_isolated_tenants_never():

@@ -1,0 +1,80 @@
+"""Log-probabilities as OpenAI's objects show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.messages import TokenLogprobs
+from cluster.text.token_strings import TokenStrings
+
+LEAST = -9999.0  # JSON has no minus infinity
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A token with its log-probability, and the likeliest tokens in its place, likeliest first."""
+
+    token_id: int
+    logprob: float | None  # None: the first token of a prompt
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def token_scores(token_ids: Sequence[int], logprobs: TokenLogprobs) -> list[TokenScore]:
+    """One of each token. logprobs: of at least as many."""
+    k = logprobs.k
+    chosen, ids, values = logprobs.chosen.tolist(), logprobs.token_ids.tolist(), logprobs.logprobs.tolist()
+    return [
+        TokenScore(
+            token,
+            max(LEAST, chosen[place]),
+            tuple(
+                (other, max(LEAST, value))
+                for other, value in zip(ids[place * k : place * k + k], values[place * k : place * k + k], strict=True)
+            ),
+        )
+        for place, token in enumerate(token_ids)
+    ]
+
+
+def chat_logprobs(scores: Sequence[TokenScore], strings: TokenStrings) -> dict[str, Any]:
+    """`logprobs` of a chat completion's choice."""
+    return {
+        "content": [
+            {
+                **_named(score.token_id, score.logprob, strings),
+                "top_logprobs": [_named(token_id, logprob, strings) for token_id, logprob in score.top],
+            }
+            for score in scores
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(scores: Sequence[TokenScore], strings: TokenStrings, offset: int) -> dict[str, Any]:
+    """`logprobs` of a text completion's choice. offset: of the first token in the choice's whole text, in
+    characters."""
+    tokens = [strings.text_of(score.token_id) for score in scores]
+    offsets = []
+    for score in scores:
+        offsets.append(offset)
+        offset += len(strings.bytes_of(score.token_id).decode(errors="ignore"))
+    return {
+        "tokens": tokens,
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [None if score.logprob is None else _by_text(score, strings) for score in scores],
+        "text_offset": offsets,
+    }
+
+
+def _by_text(score: TokenScore, strings: TokenStrings) -> dict[str, float]:
+    """The likeliest tokens; the token itself is always among them, as in OpenAI's answers."""
+    found: dict[str, float] = {}
+    for token_id, logprob in (*score.top, (score.token_id, score.logprob or 0.0)):
+        found.setdefault(strings.text_of(token_id), logprob)  # of tokens with one text, the likeliest
+    return found
+
+
+def _named(token_id: int, logprob: float | None, strings: TokenStrings) -> dict[str, Any]:
+    return {"token": strings.text_of(token_id), "logprob": logprob, "bytes": list(strings.bytes_of(token_id))}
