@@ -20,6 +20,7 @@ PROTOCOL_VERSION = 7
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
+TARGET = "target"  # source of a recovered or bonus token
 CacheUse = Literal["off", "read", "read_write"]
 
 

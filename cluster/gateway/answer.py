@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from actors.errors import DeadlineExceeded, Unavailable
-from actors.messages import GenerationRequest, RequestTimes, SpeculationStats, TokenChunk
+from actors.messages import TARGET, GenerationRequest, RequestTimes, SpeculationStats, TokenChunk
 from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece, TokenSource, joined
 from cluster.gateway.errors import status_of, unwrap
 from cluster.gateway.metrics import GatewayMetrics
@@ -22,7 +22,6 @@ from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import StreamShape
 from cluster.gateway.token_sources import TextSources
-from cluster.router.emission import TARGET
 from cluster.tenants.gatekeeper import Tenant
 from cluster.tenants.scope import Scope
 from cluster.text.detokenizer import Detokenizer

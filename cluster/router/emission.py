@@ -9,13 +9,10 @@ import msgspec
 
 from actors.drafters.registry import DRAFT_MODEL
 from actors.errors import InvalidRequest
-from actors.messages import RequestTimes, RoundTimes, TokenChunk, Verdict
+from actors.messages import TARGET, RequestTimes, RoundTimes, TokenChunk, Verdict
 from cluster.router.prompt_scores import completed
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
-
-TARGET = "target"  # source of a recovered or bonus token
-
 
 def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -> list[int] | None:
     """The accepted nodes of a verdict, None for an invalid verdict."""

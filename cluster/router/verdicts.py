@@ -7,9 +7,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from actors.errors import InvalidRequest, Unavailable
-from actors.messages import Verdict, VerifyResult
+from actors.messages import TARGET, Verdict, VerifyResult
 from cluster.router.counters import RouterCounters
-from cluster.router.emission import TARGET, accepted_path, emit_tokens, note_rows
+from cluster.router.emission import accepted_path, emit_tokens, note_rows
 from cluster.router.open_requests import OpenRequests
 from cluster.router.prompt_scores import take_in
 from cluster.router.round import Emitted, Round, RoundEntry
