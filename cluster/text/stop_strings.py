@@ -24,7 +24,7 @@ class StopStrings:
         if cut is not None:
             self._held = ""
             return text[:cut], True
-        keep = max(_partial_match(text, stop) for stop in self._stops)
+        keep = max(partial_match(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -47,7 +47,7 @@ class StopStrings:
         return None if best is None else best[1]
 
 
-def _partial_match(text: str, stop: str) -> int:
+def partial_match(text: str, stop: str) -> int:
     """Length of the longest end of the text that is a proper beginning of the stop string."""
     position = max(0, len(text) - len(stop) + 1)
     while (position := text.find(stop[0], position)) >= 0:

@@ -1,0 +1,82 @@
+"""Messages with tool calls and their results, as chat templates take them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.errors import InvalidRequest
+from cluster.text.tools.json_scanner import JsonScanner
+from cluster.validation import shown, size_of
+
+_SHORT_ID_CHARS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryNeeds:
+    """How the templates of a format want calls. arguments_as_text: JSON text, otherwise an object. short_ids: 9 letters
+    and digits."""
+
+    arguments_as_text: bool = False
+    short_ids: bool = False
+
+
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], needs: HistoryNeeds, field: str = "messages"
+) -> list[dict[str, Any]]:
+    """Messages for `apply_chat_template` from OpenAI's, whose contents are text or null. A missing content becomes "",
+    since templates concatenate it. A message of role tool gets the name of its function.
+
+    Raises InvalidRequest for arguments that are not a JSON object, and for a result of an unknown call.
+    """
+    called: dict[str, str] = {}  # names by id
+    written = []
+    for index, message in enumerate(messages):
+        place = f"{field}[{index}]"
+        plain = {**message, "content": message.get("content") or ""}
+        plain.pop("tool_calls", None)  # templates ask whether it is there
+        if message["role"] == "assistant" and message.get("tool_calls"):
+            calls = [
+                _call(call, needs, f"{place}.tool_calls[{number}]") for number, call in enumerate(message["tool_calls"])
+            ]
+            called.update((call["id"], call["function"]["name"]) for call in calls)
+            plain["tool_calls"] = calls
+        if message["role"] == "tool":
+            plain["tool_call_id"] = call_id = _id(str(message.get("tool_call_id") or ""), needs)
+            if call_id not in called:
+                limit = "it must be the id of a tool call in an earlier message of the assistant"
+                raise InvalidRequest(f"{place}.tool_call_id", shown(message.get("tool_call_id")), limit)
+            plain["name"] = called[call_id]
+        written.append(plain)
+    return written
+
+
+def _call(call: Mapping[str, Any], needs: HistoryNeeds, place: str) -> dict[str, Any]:
+    function = call["function"]
+    text = function.get("arguments") or "{}"
+    arguments = _arguments(text, f"{place}.function.arguments")
+    return {
+        "id": _id(str(call["id"]), needs),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": text if needs.arguments_as_text else arguments},
+    }
+
+
+def _arguments(text: str, field: str) -> dict[str, Any]:
+    scanner = JsonScanner()  # bounds the depth, so that nothing after it recurses too deeply
+    end, _ = scanner.scan(text.strip())
+    if scanner.is_complete and end == len(text.strip()):
+        parsed = json.loads(text, strict=False)
+        if isinstance(parsed, dict):
+            return parsed
+    raise InvalidRequest(field, size_of(text), "it must be the text of one JSON object")
+
+
+def _id(given: str, needs: HistoryNeeds) -> str:
+    is_short = len(given) == _SHORT_ID_CHARS and given.isascii() and given.isalnum()
+    if is_short or not needs.short_ids:
+        return given
+    return hashlib.sha256(given.encode()).hexdigest()[:_SHORT_ID_CHARS]

@@ -1,0 +1,133 @@
+"""Writes grammars for llguidance, in Lark's notation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.text.tools.format import SpecialTokenId
+from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
+
+ANY_TEXT = "/(?s:.*)/"
+# Enough for the indentation of nested values; without a limit, a model may write white space for ever.
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+
+class Lark:
+    """A grammar in the making."""
+
+    def __init__(self, special_token_id: SpecialTokenId) -> None:
+        self._special_token_id = special_token_id
+        self._rules: dict[str, str] = {}
+
+    def rule(self, name: str, body: str) -> None:
+        self._rules[name] = body
+
+    def mark(self, text: str) -> str:
+        """A special token if the vocabulary has one, otherwise its characters."""
+        token_id = self._special_token_id(text)
+        return quoted(text) if token_id is None else f"<[{token_id}]>"
+
+    def marks(self, *texts: str) -> str:
+        """Marks and what stands between them. Neighbours that are ordinary text become one string, so that they have no
+        boundary at which tokens must end."""
+        parts: list[str] = []
+        plain = ""
+        for text in texts:
+            token_id = self._special_token_id(text)
+            if token_id is None:
+                plain += text
+                continue
+            parts += [quoted(plain)] if plain else []
+            parts.append(f"<[{token_id}]>")
+            plain = ""
+        return " ".join([*parts, *([quoted(plain)] if plain else [])])
+
+    def is_special(self, text: str) -> bool:
+        return self._special_token_id(text) is not None
+
+    def text_up_to(self, name: str, mark: str, content: str = ANY_TEXT) -> str:
+        """A rule of this name: text that ends with the first of this mark."""
+        if self.is_special(mark):
+            self.rule(name, f"{content} {self.mark(mark)}")
+        else:
+            self.rule(f"{name}[lazy]", f"{content} {quoted(mark)}")
+        return name
+
+    def written(self) -> str:
+        return "%llguidance {}\n" + "\n".join(f"{name}: {body}" for name, body in self._rules.items()) + "\n"
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def line(text: str) -> str:
+    return quoted(text + "\n")
+
+
+def either(bodies: Sequence[str]) -> str:
+    return bodies[0] if len(bodies) == 1 else "(" + " | ".join(bodies) + ")"
+
+
+def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
+    """Any JSON that follows a schema. Without `strict`, keywords that no grammar can follow are ignored."""
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": not strict}
+    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+
+
+def arguments_rule(tool: Tool) -> str:
+    return json_rule({"type": "object", **tool.parameters}, tool.strict)
+
+
+def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """Tools that a grammar for this choice may call. Raises ValueError if it needs one and there is none."""
+    if isinstance(choice, NamedFunction):
+        tools = [tool for tool in tools if tool.name == choice.name]
+        if not tools:
+            raise ValueError(f"tool_choice names {choice.name!r}, which is not among the tools")
+    elif choice == "required" and not tools:
+        raise ValueError("tool_choice is 'required' and there are no tools")
+    return [] if choice == "none" else list(tools)
+
+
+def json_call(lark: Lark, tools: Sequence[Tool], before: str, after: str, arguments_key: str = "arguments") -> str:
+    """Expression of a call like {"name": "f", "arguments": {...}} of one of the tools; "" without tools. before: text.
+    after: expression from the last brace on."""
+    bodies = []
+    for index, tool in enumerate(tools):
+        lark.rule(f"arguments_{index}", arguments_rule(tool))
+        head = f'{tool.name}", "{arguments_key}": '
+        bodies.append(f"{quoted(head)} arguments_{index}")
+    head = before + '{"name": "'
+    return f"{quoted(head)} {either(bodies)} {after}" if bodies else ""
+
+
+def repeated(lark: Lark, call: str, separator: str, choice: ToolChoice, parallel: bool) -> str:
+    """Expression of as many calls as may be made. call, separator: expressions of one and of what is between two."""
+    lark.rule("call", call)
+    return "call" if isinstance(choice, NamedFunction) or not parallel else f"call ({separator} call)*"
+
+
+def answer_with_calls(lark: Lark, trigger: str, calls: str, choice: ToolChoice) -> str:
+    """The grammar of answers whose first call begins with this mark. calls: expression of what follows the mark, "" if
+    nothing can be called."""
+    if not calls:
+        lark.rule("start", free_text(lark, trigger))
+    elif choice == "auto":
+        lark.text_up_to("text_and_mark", trigger)
+        lark.rule("free_text", ANY_TEXT)
+        lark.rule("start", f"free_text | text_and_mark {calls}")
+    else:
+        lark.rule("start", f"{lark.mark(trigger)} {calls}")
+    return lark.written()
+
+
+def free_text(lark: Lark, trigger: str) -> str:
+    """Expression of any text in which the trigger does not occur."""
+    if lark.is_special(trigger):
+        return ANY_TEXT
+    lark.rule("FREE", f"{ANY_TEXT} & ~/(?s:.*){re.escape(trigger)}(?s:.*)/")
+    return "FREE"
