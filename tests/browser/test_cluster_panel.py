@@ -26,16 +26,19 @@ def test_the_panel_shows_groups_workers_queue_cache_and_acceptance(visit, router
 
 
 def test_the_panel_follows_while_it_is_seen(visit, router):
-    page = visit.open()
+    page = visit.page
+    page.clock.install()
+    visit.open()
     panel = page.get_by_role("complementary", name="Cluster")
     before = router.text
     expect(value_of(panel, "Running")).to_have_text("0")
     router.text = re.sub(r"(paceline_sequences_running\S*) 0.0", r"\1 7.0", before)
     try:
+        page.clock.run_for(2000)
         expect(value_of(panel, "Running")).to_have_text("7")
         page.get_by_role("button", name="Cluster").click()
         visit.requests.clear()
-        page.wait_for_timeout(2100)
+        page.clock.run_for(10_000)
         assert visit.requests == []
     finally:
         router.text = before
