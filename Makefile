@@ -29,7 +29,7 @@ PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test test-slow lint format proto lock image-lock k8s sbom scan clean
+.PHONY: help setup serve check test test-slow test-browser lint format proto lock image-lock k8s sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ test: setup lint  ## what CI runs: lint, then all tests but the slow ones
 
 test-slow: setup  ## tests that take minutes: several nodes of Ray, an upgrade and the loss of nodes under load
 	$(BIN)/python -m pytest -m slow
+
+test-browser: setup  ## tests of the page in headless Chromium, which Debian's package manager installs if root asks
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && apt-get install -y --no-install-recommends chromium; } || \
+		{ echo "no chromium found; install it: apt-get install chromium" >&2; exit 2; }
+	$(INSTALL) --group browser
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(STAMP)  ## format check, ruff, mypy, import contracts
 	$(BIN)/ruff format --check .

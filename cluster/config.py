@@ -102,6 +102,8 @@ class GatewayConfig(Options):
     """Size of the largest request that is read."""
     grpc_reflection: bool = True
     """Whether gRPC clients may list the services."""
+    page: bool = True
+    """Whether to serve a page for trying the cluster at /, and a description of the API at /docs."""
     stream_interval_ms: Annotated[float, Field(ge=0, le=10_000)] | None = None
     """Milliseconds between the chunks of a streamed answer. null: 100 with tenants, else 0, which is as they come."""
     stream_tokens: Annotated[int, Field(ge=0, le=4096)] = 0

@@ -26,6 +26,7 @@ from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
 from cluster.gateway.openai_answer import AnswerWriter, Endpoint
+from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
 from cluster.gateway.schema import (
     ChatBody,
     CompletionBody,
@@ -59,7 +60,11 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
     _add_error_handlers(app)
     _add_operational_routes(app, service)
     _add_openai_routes(app, service, config)
-    app.add_middleware(KeyRequired, service=service)
+    open_paths = OPEN_PATHS
+    if config.page:
+        add_page_routes(app)
+        open_paths |= PAGE_PATHS
+    app.add_middleware(KeyRequired, service=service, open_paths=open_paths)
     app.add_middleware(HeadAsGet)
     app.add_middleware(WithRequestId, answers=answers_request_id)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -112,12 +117,13 @@ class WithRequestId:
 class KeyRequired:
     """Requires a key on every path but the open ones, existing or not, before a body is read."""
 
-    def __init__(self, app: ASGIApp, service: GenerationService) -> None:
+    def __init__(self, app: ASGIApp, service: GenerationService, open_paths: frozenset[str]) -> None:
         self._app = app
         self._service = service
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             try:
                 tenant = self._service.enter(Headers(scope=scope).getlist("authorization"))
             except PacelineError as error:

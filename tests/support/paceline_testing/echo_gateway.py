@@ -35,11 +35,17 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @contextmanager
-def echo_gateway(name: str, eos_token_ids: tuple[int, ...] = ()) -> Iterator[tuple[str, str, EchoRouter]]:
-    """Serves a model of this name from another thread: "host:port" of HTTP and of gRPC, and the router."""
-    router, config, tokenizer = EchoRouter(), GatewayConfig(), toy_tokenizer()
+def echo_gateway(
+    name: str,
+    eos_token_ids: tuple[int, ...] = (),
+    router: EchoRouter | None = None,
+    **options: Any,
+) -> Iterator[tuple[str, str, EchoRouter]]:
+    """Serves a model of this name from another thread: "host:port" of HTTP and of gRPC, and the router. options: of
+    `GenerationService`."""
+    router, config, tokenizer = router or EchoRouter(), GatewayConfig(), toy_tokenizer()
     model = ServedModel(name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids)
-    service = GenerationService(router, tokenizer, model, config)
+    service = GenerationService(router, tokenizer, model, config, **options)
     addresses: list[str] = []
     loops: list[asyncio.AbstractEventLoop] = []
     started, stop = threading.Event(), asyncio.Event()

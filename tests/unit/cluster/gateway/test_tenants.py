@@ -22,6 +22,7 @@ from cluster.gateway.http_app import OPEN_PATHS, create_app
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from cluster.gateway.page_routes import PAGE_PATHS
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import SIZES
 from cluster.offline.engine import LocalEngine
@@ -85,11 +86,11 @@ async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin
     service = make_service(admin, tmp_path, router)
     app = create_app(service, CONFIG)
     async with gateway_client(service, CONFIG) as client:
-        for path in OPEN_PATHS:
+        for path in OPEN_PATHS | PAGE_PATHS:
             assert (await client.get(path)).status_code == 200
             assert (await client.head(path)).status_code == 200
         routes = {route.path for route in app.routes} | {"/nothing", "/livez/", "//livez", "/v1/models/toy", "/LIVEZ"}
-        for path in sorted(routes - OPEN_PATHS):
+        for path in sorted(routes - OPEN_PATHS - PAGE_PATHS):
             for method in ("GET", "HEAD", "POST", "OPTIONS"):
                 answer = await client.request(method, path.replace("{", "").replace("}", ""))
                 assert answer.status_code == 401, (method, path)
