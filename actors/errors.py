@@ -19,6 +19,15 @@ from __future__ import annotations
 _MAX_SHOWN_CHARS = 256  # longer values are cut: gRPC clients refuse errors of more than a few kilobytes
 
 
+class Size(str):
+    """What is told of a value that is not shown itself, such as "20 tokens". Errors write it without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class PacelineError(Exception):
     """Root of every error that Paceline raises on purpose."""
 

@@ -100,6 +100,11 @@ class GatewayConfig(Options):
     """Seconds from a request to the end of its answer."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     """Size of the largest request that is read."""
+    max_stops: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Stop strings of a request. OpenAI takes 4."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """What happens to parameters that no server is known to have. Known ones that are not supported are always refused,
+    unless their value changes nothing."""
     grpc_reflection: bool = True
     """Whether gRPC clients may list the services."""
     page: bool = True

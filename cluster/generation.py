@@ -9,10 +9,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 from actors.messages import Acceptance, CacheUse, SamplingParams
 from cluster.structured_outputs import StructuredOutputs
-from cluster.validation import StrictFields, checked
+from cluster.validation import StrictFields, checked, counted
 
 # Defaults that depend on where a generation is asked for: OpenAI's API samples, the local engine is greedy.
 HTTP_TEMPERATURE = 1.0
@@ -123,15 +123,15 @@ class LengthLimits:
                 self.max_tokens_field, asked, f"the model's decoder writes at most {self.max_side_len} tokens"
             )
         if num_prompt + asked > self.max_model_len:
-            tokens = f"{num_prompt} token{'s' if num_prompt > 1 else ''}"
+            tokens = counted(num_prompt, "token")
             limit = f"with the {tokens} of the prompt it exceeds the limit of {self.max_model_len} tokens"
             raise self._too_long(self.max_tokens_field, asked, limit)
         return asked
 
     def _check_prompt(self, num_prompt: int) -> None:
-        tokens = f"{num_prompt} tokens"
+        tokens = counted(num_prompt, "token")
         if num_prompt == 0:
-            raise InvalidRequest(self.prompt_field, "empty", "a prompt needs at least one token")
+            raise InvalidRequest(self.prompt_field, Size("empty"), "a prompt needs at least one token")
         if num_prompt >= self.max_model_len:
             limit = f"there is room for at most {self.max_model_len} tokens, prompt and answer together"
             raise self._too_long(self.prompt_field, tokens, limit)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from actors.errors import InvalidRequest
-from cluster.validation import StrictFields
+from actors.errors import InvalidRequest, Size
+from cluster.validation import StrictFields, counted
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -58,7 +58,7 @@ class StructuredOutputs(StrictFields):
             return self._grammar_text(field)
         except ValueError as error:
             reason = f"it cannot be read: {error}"
-            raise InvalidRequest(field, "this constraint", reason[:_MOST_REASON_CHARS]) from None
+            raise InvalidRequest(field, Size("this constraint"), reason[:_MOST_REASON_CHARS]) from None
 
     def _grammar_text(self, field: str) -> str:
         from llguidance import LLMatcher, grammar_from  # while commands are listed, nothing needs it
@@ -76,13 +76,13 @@ class StructuredOutputs(StrictFields):
 def _schema_text(schema: dict[str, Any] | str, field: str) -> str:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequest(field, f"{len(text)} characters", f"it must have at most {MAX_GRAMMAR_CHARS}")
+        raise InvalidRequest(field, counted(len(text), "character"), f"it must have at most {MAX_GRAMMAR_CHARS}")
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(field, f"{len(text)} characters", f"it is not valid JSON: {error}") from None
+        raise InvalidRequest(field, counted(len(text), "character"), f"it is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise InvalidRequest(field, f"{len(text)} characters", "a JSON schema must be an object")
+        raise InvalidRequest(field, counted(len(text), "character"), "a JSON schema must be an object")
     return text
 
 
@@ -95,5 +95,5 @@ def _lark_text(grammar: str, field: str) -> str:
         return LLMatcher.grammar_from_lark(grammar)
     if len(grammar) > MAX_GBNF_CHARS:
         limit = f"in GBNF's notation it must have at most {MAX_GBNF_CHARS}; write it in Lark's"
-        raise InvalidRequest(field, f"{len(grammar)} characters", limit)
+        raise InvalidRequest(field, counted(len(grammar), "character"), limit)
     return grammar_from("gbnf", "\n".join(lines))

@@ -9,7 +9,7 @@ from typing import TypeGuard, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -44,6 +44,7 @@ _BOUNDS = {
     "string_too_short": "it must have at least {min_length} characters",
     "too_long": "it must have at most {max_length} items",
     "too_short": "it must have at least {min_length} items",
+    "string_unicode": "it must be valid Unicode",
 }
 
 
@@ -86,7 +87,8 @@ def limit_of(problem: ErrorDetails) -> str:
     """What the value must be, in words, from one of the `errors()` of a pydantic ValidationError."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
-        return _BOUNDS[kind].format(**{name: _number(value) for name, value in context.items()})
+        limit = _BOUNDS[kind].format(**{name: _number(value) for name, value in context.items()})
+        return re.sub(r"\b1 (item|character)s\b", r"1 \1", limit)
     for known, words in _MUST_BE.items():
         if kind == known or kind.startswith(f"{known}_"):
             return f"it must be {words}"
@@ -121,12 +123,17 @@ def shown(value: object) -> object:
 def size_of(value: object) -> object:
     """How much a value holds, where the value itself must not be shown."""
     if isinstance(value, str):
-        return f"a string of {len(value)} characters"
+        return Size(f"a string of {counted(len(value), 'character')}")
     if isinstance(value, Mapping):
-        return f"an object with {len(value)} fields"
+        return Size(f"an object with {counted(len(value), 'field')}")
     if isinstance(value, Sequence):
-        return f"a list of {len(value)} items"
+        return Size(f"a list of {counted(len(value), 'item')}")
     return shown(value)
+
+
+def counted(count: int, noun: str) -> Size:
+    """As in "1 token" and "2 tokens"."""
+    return Size(f"{count} {noun}" if count == 1 else f"{count} {noun}s")
 
 
 def is_text(value: object, *, may_be_empty: bool = False) -> TypeGuard[str]:

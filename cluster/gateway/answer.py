@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,22 +79,15 @@ class Answer:
             chunks = generate_unbroken(router, self._request, self._on_resume)
             async with aclosing(chunks):
                 while True:
-                    shown, finish_reason = self._take(await self._next(chunks), by_token)
-                    if finish_reason is not None:
+                    pieces = self._take(await self._next(chunks), by_token)
+                    if pieces and (finish_reason := pieces[-1].finish_reason) is not None:
                         outcome = finish_reason
                         break
-                    for piece in shown:
+                    for piece in pieces:
                         yield piece
             # The router's stream is closed here, so that nothing is generated after a stop string.
-            for piece in shown[:-1]:
+            for piece in pieces:
                 yield piece
-            yield replace(
-                shown[-1],
-                finish_reason=finish_reason,
-                num_completion_tokens=self._text.num_tokens,
-                num_cached_tokens=self._num_cached,
-                stats=self._stats,
-            )
         except Exception as error:
             status = status_of(error)
             outcome = status.code
@@ -115,8 +109,9 @@ class Answer:
             raise Unavailable("the router gave the request up")
         return chunk
 
-    def _take(self, chunk: TokenChunk, by_token: bool) -> tuple[list[Piece], FinishReason | None]:
-        """New pieces of a chunk and the finish reason; with a finish reason there is at least one piece."""
+    def _take(self, chunk: TokenChunk, by_token: bool) -> list[Piece]:
+        """New pieces of text of a chunk. If the answer ends, there is at least one, and the last has a finish
+        reason."""
         prepared, text = self._prepared, self._text
         now = time.monotonic()
         if chunk.token_ids:
@@ -124,16 +119,27 @@ class Answer:
         if not prepared.scope.has_company:
             self._num_cached = max(self._num_cached, chunk.num_cached_tokens)
         num_before = text.num_tokens
-        shown: list[Piece] = []
+        pieces: list[Piece] = []
         finish_reason: FinishReason | None = None
+        wants_ids = prepared.call.wants_token_ids
         for part in _by_token(chunk) if by_token or prepared.call.wants_token_sources else (chunk,):
+            num_sent = text.num_tokens
             new_text, finish_reason = text.push(part)
-            if new_text or by_token or finish_reason is not None:
-                shown.append(Piece(self._choice, new_text, token_sources=text.sources_of(new_text)))
+            if new_text or by_token or wants_ids or finish_reason is not None:
+                pieces.append(
+                    Piece(
+                        self._choice,
+                        new_text,
+                        finish_reason,
+                        text.num_tokens,
+                        token_sources=text.sources_of(new_text),
+                        token_ids=part.token_ids[: text.num_tokens - num_sent] if wants_ids else (),
+                    )
+                )
             if finish_reason is not None:
                 break
-        if shown and not by_token:
-            shown = [joined(shown)]
+        if pieces and not by_token:
+            pieces = [joined(pieces)]
         num_new = text.num_tokens - num_before
         if prepared.tenant is not None:
             prepared.tenant.limiter.spend(num_new)
@@ -141,9 +147,10 @@ class Answer:
         if chunk.stats is not None:
             self._stats = _without(chunk.stats, chunk.sources[num_new:])
         if finish_reason is not None:
+            pieces[-1] = replace(pieces[-1], num_cached_tokens=self._num_cached, stats=self._stats)
             self._metrics.request_success.labels(finish_reason).inc()
             self._metrics.request_latency.observe(now - prepared.arrived)
-        return shown, finish_reason
+        return pieces
 
     def _count_tokens(self, count: int, now: float) -> None:
         metrics, elapsed_s = self._metrics, 0.0
@@ -187,16 +194,17 @@ class AnswerText:
     def __init__(
         self,
         codec: TextCodec,
-        stops: tuple[str, ...],
+        call: GenerationCall,
         request: GenerationRequest,
         context: Sequence[int],
         sources: TextSources | None = None,
     ) -> None:
         """context: the last tokens before the answer's text. sources: where to note who proposed each token; then at
         most one token is pushed at a time."""
-        self._detokenizer = Detokenizer(codec.decode, context)
-        self._stops = StopStrings(stops)
-        self._has_stops = bool(stops)
+        self._detokenizer = Detokenizer(partial(codec.decode, skip_special_tokens=call.skip_special_tokens), context)
+        self._stops = StopStrings(call.stop, shows_match=call.shows_stop)
+        self._has_stops = bool(call.stop)
+        self._shows_stop = call.shows_stop
         self._sources = sources
         self._stop_token_ids = frozenset(request.stop_token_ids)
         self.num_tokens = 0  # up to the last token of a stop string
@@ -209,7 +217,8 @@ class AnswerText:
         num_before = self.num_tokens
         self.num_tokens += len(token_ids)
         spoken = token_ids
-        if chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_token_ids:
+        stopped = chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_token_ids
+        if stopped and not self._shows_stop:
             spoken = token_ids[:-1]
         text = self._detokenizer.push(spoken) if spoken else ""
         if chunk.finish_reason is not None:

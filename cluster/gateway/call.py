@@ -8,9 +8,11 @@ from typing import Literal
 
 from actors.messages import Acceptance, SpeculationStats
 from cluster.generation import HTTP_TEMPERATURE, GenerationOptions
+from cluster.text.chat_template import TemplateOptions
 from cluster.text.text_codec import Prompt
 
 HTTP_DEFAULTS = GenerationOptions(temperature=HTTP_TEMPERATURE)
+DEFAULT_TEMPLATE = TemplateOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +24,21 @@ class GenerationCall:
 
     prompts: tuple[Prompt, ...]
     prompt_field: str = "prompt"
+    add_special_tokens: bool = True  # to prompts that are text, as the tokenizer does
+    template: TemplateOptions = DEFAULT_TEMPLATE  # for prompts that are messages
     model: str | None = None  # None: the served model
     n: int = 1
     options: GenerationOptions = HTTP_DEFAULTS
     max_tokens_field: str = "max_tokens"
     constraint_field: str = "structured_outputs"  # the client's name of `options.structured_outputs`
     stop: tuple[str, ...] = ()
+    shows_stop: bool = False  # the text ends with the stop string or stop token that ended it
+    skip_special_tokens: bool = True  # in the text
     cache_salt: str = ""  # separates a part of the tenant's namespace, or with policy group finds others
     wants_padding: bool | None = None  # pads the chunks of a stream; None: as configured
     wants_stats: bool = False
     wants_token_sources: bool = False
+    wants_token_ids: bool = False
     prediction: str = ""  # the likely answer
     timeout_s: float | None = None
 
@@ -65,15 +72,17 @@ TokenSource = tuple[str, str]  # text of a token, and who proposed it: a drafter
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of one answer. The last piece of an answer has a finish reason; only it has the counts that follow."""
+    """New text of one answer. The last piece of an answer has a finish reason, and only it has cached tokens and
+    statistics."""
 
     choice: int  # prompt index * n + answer index
     text: str
     finish_reason: FinishReason | None = None
-    num_completion_tokens: int = 0
+    num_completion_tokens: int = 0  # of the answer so far
     num_cached_tokens: int = 0  # prompt tokens from the prefix cache
     stats: SpeculationStats | None = None
     token_sources: tuple[TokenSource, ...] = ()  # of `text`, where the call wants them; every piece has its own
+    token_ids: tuple[int, ...] = ()  # new ones, where the call wants them
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -84,4 +93,5 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         pieces[-1],
         text="".join(piece.text for piece in pieces),
         token_sources=tuple(pair for piece in pieces for pair in piece.token_sources),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 from cluster.structured_outputs import StructuredOutputs
 from cluster.validation import StrictFields, checked
 
@@ -49,7 +49,7 @@ def constraint_of(body: ConstraintFields) -> tuple[StructuredOutputs | None, str
             given.append((_guided(name, value), f"guided_{name}"))
     if len(given) > 1:
         fields = " and ".join(field.partition(".")[0] for _, field in given)
-        raise InvalidRequest(given[1][1], "a second constraint", f"an answer follows one; there are {fields}")
+        raise InvalidRequest(given[1][1], Size("a second constraint"), f"an answer follows one; there are {fields}")
     return given[0] if given else (None, "")
 
 

@@ -26,10 +26,12 @@ from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.openai_answer import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
-from cluster.gateway.schema import ChatBody, CompletionBody, chat_call, completion_call, parse_fields
+from cluster.gateway.schema import ChatBody, CompletionBody, chat_call, completion_call, parse_fields, parse_json_object
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import pad
+from cluster.gateway.tokenizing import DetokenizeBody, detokenize, parse_tokenize, tokenize
 from cluster.tenants.gatekeeper import Tenant
+from cluster.validation import counted
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ _HEALTH_PERIOD_S = 1.0
 _MAX_WATCH_S = 60.0
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
-    "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens", "add_special_tokens",
 )  # fmt: skip
 _FINISH_REASONS = {
     "stop": inference_pb2.FINISH_REASON_STOP,
@@ -76,13 +78,17 @@ class InferenceServicer:
         try:
             prepared = await self._prepare(request, grpc_context)
             texts: list[str] = []
+            token_ids: list[int] = []
             async with aclosing(self._service.stream(prepared)) as pieces:
                 async for piece in pieces:
                     texts.append(piece.text)
+                    token_ids.extend(piece.token_ids)
             return inference_pb2.GenerateResponse(
                 id=prepared.call_id,
                 model=self._service.model.name,
                 text="".join(texts),
+                token_ids=token_ids,
+                prompt_token_ids=_wanted_prompt_ids(prepared),
                 **_ending(piece, prepared),
             )
         except Exception as error:
@@ -103,6 +109,8 @@ class InferenceServicer:
                         model=self._service.model.name,
                         sequence_number=sequence_number,
                         text=piece.text,
+                        token_ids=piece.token_ids,
+                        prompt_token_ids=() if sequence_number else _wanted_prompt_ids(prepared),
                         **(_ending(piece, prepared) if piece.finish_reason is not None else {}),
                     )
                     if shape.pads:
@@ -120,10 +128,36 @@ class InferenceServicer:
         except PacelineError as error:
             _tell(error, grpc_context)
             return inference_pb2.ListModelsResponse()  # not sent
-        model = self._service.model
-        return inference_pb2.ListModelsResponse(
-            models=[inference_pb2.Model(id=model.name, created=model.created, max_model_len=model.max_model_len)]
-        )
+        known = self._service.card.json_object()
+        fields = {field.name: known[field.name] for field in inference_pb2.Model.DESCRIPTOR.fields}
+        return inference_pb2.ListModelsResponse(models=[inference_pb2.Model(**fields)])
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, grpc_context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        try:
+            self._enter(grpc_context)
+            with self._service.counting_refusals():
+                self._check_size(request)
+                found = await tokenize(self._service, parse_tokenize(_tokenize_fields(request)))
+        except Exception as error:
+            _tell(error, grpc_context)
+            return inference_pb2.TokenizeResponse()  # not sent
+        return inference_pb2.TokenizeResponse(**found.json_object())
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, grpc_context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        try:
+            self._enter(grpc_context)
+            with self._service.counting_refusals():
+                self._check_size(request)
+                fields = {"model": request.model or None, "tokens": list(request.tokens)}
+                text = await detokenize(self._service, parse_fields(DetokenizeBody, fields))
+        except Exception as error:
+            _tell(error, grpc_context)
+            return inference_pb2.DetokenizeResponse()  # not sent
+        return inference_pb2.DetokenizeResponse(prompt=text)
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, grpc_context: Context
@@ -168,12 +202,15 @@ class InferenceServicer:
         context.set_trailing_metadata([(REQUEST_ID_HEADER, origin.request_id)])
         tenant = self._enter(context)
         with self._service.counting_refusals():
-            size = request.ByteSize()
-            if size > self._config.max_body_bytes:
-                limit = f"at most {self._config.max_body_bytes} bytes are read"
-                raise BodyTooLarge("request", f"{size} bytes", limit)
+            self._check_size(request)
             call = _call(request)
         return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
+
+    def _check_size(self, request: Any) -> None:
+        """Raises BodyTooLarge."""
+        size, most = request.ByteSize(), self._config.max_body_bytes
+        if size > most:
+            raise BodyTooLarge("request", counted(size, "byte"), f"at most {most} bytes are read")
 
 
 def _origin_of(context: Context) -> CallOrigin:
@@ -204,15 +241,45 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
         fields["stream_options"] = {"include_obfuscation": request.include_obfuscation}
     if request.HasField("structured_outputs"):
         fields["structured_outputs"] = _structured_outputs(request.structured_outputs)
+    fields["include_stop_str_in_output"] = request.include_stop_str_in_output
+    fields["return_token_ids"] = request.return_token_ids
     kind = request.WhichOneof("input")
     if kind == "conversation":
-        messages = request.conversation.messages
-        fields["messages"] = [{"role": message.role, "content": message.content} for message in messages]
+        fields |= _conversation(request)
         return chat_call(parse_fields(ChatBody, fields), timeout_s)
     if kind is None:
         raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
     fields["prompt"] = request.prompt if kind == "prompt" else list(request.prompt_token_ids.ids)
     return completion_call(parse_fields(CompletionBody, fields), timeout_s)
+
+
+def _tokenize_fields(request: inference_pb2.TokenizeRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model": request.model or None, "return_token_strs": request.return_token_strs}
+    if request.HasField("add_special_tokens"):
+        fields["add_special_tokens"] = request.add_special_tokens
+    kind = request.WhichOneof("input")
+    if kind == "conversation":
+        return fields | _conversation(request)
+    return fields | ({} if kind is None else {"prompt": request.prompt})
+
+
+def _conversation(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
+    """The messages, and how the template renders them. Raises InvalidRequest for kwargs that are not a JSON object."""
+    messages = request.conversation.messages
+    fields: dict[str, Any] = {
+        "messages": [{"role": message.role, "content": message.content} for message in messages],
+        "continue_final_message": request.chat_template.continue_final_message,
+    }
+    if request.chat_template.HasField("add_generation_prompt"):
+        fields["add_generation_prompt"] = request.chat_template.add_generation_prompt
+    if request.chat_template.kwargs:
+        encoded = request.chat_template.kwargs.encode()
+        fields["chat_template_kwargs"] = parse_json_object(encoded, "chat_template.kwargs")
+    return fields
+
+
+def _wanted_prompt_ids(prepared: PreparedCall) -> list[int]:
+    return prepared.requests[0].prompt_token_ids.tolist() if prepared.call.wants_token_ids else []
 
 
 def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,10 +21,18 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
+<<<<<<< HEAD
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
 from cluster.gateway.openai_answer import AnswerWriter, Endpoint
 from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
+=======
+from cluster.gateway.call import CallOrigin, GenerationCall, Piece
+from cluster.gateway.errors import status_of
+from cluster.gateway.openai_answer import AnswerWriter, Endpoint, UsageChunks
+from cluster.gateway.openapi import document_of, request_body
+from cluster.gateway.request_body import read_body
+>>>>>>> params
 from cluster.gateway.schema import (
     ChatBody,
     CompletionBody,
@@ -38,6 +44,8 @@ from cluster.gateway.schema import (
 )
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import padded_json
+from cluster.gateway.token_routes import TOKEN_BODIES, add_token_routes
+from cluster.gateway.unknown_routes import allowed_methods, no_route
 
 Result = TypeVar("Result")
 
@@ -60,6 +68,7 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
     _add_error_handlers(app)
     _add_operational_routes(app, service)
     _add_openai_routes(app, service, config)
+    add_token_routes(app, service, config)
     open_paths = OPEN_PATHS
     if config.page:
         add_page_routes(app)
@@ -67,7 +76,7 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
     app.add_middleware(KeyRequired, service=service, open_paths=open_paths)
     app.add_middleware(HeadAsGet)
     app.add_middleware(WithRequestId, answers=answers_request_id)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: document_of(app, (CompletionBody, ChatBody, *TOKEN_BODIES))  # type: ignore[method-assign]
     return app
 
 
@@ -169,11 +178,20 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=499)  # the client is gone
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        body = {"message": str(error.detail), "type": "invalid_request_error", "param": None, "code": code}
-        return _json({"error": body}, error.status_code, dict(error.headers or {}))
+        message, code, headers = str(error.detail), "http_error", dict(error.headers or {})
+        if error.status_code == 404:
+            message, code = no_route(app.routes, request.scope), "not_found"
+        elif error.status_code == 405:
+            methods = allowed_methods(app.routes, request.scope)
+            message, code = (
+                f"{request.method} is not allowed for {request.url.path[:64]}; allowed: {', '.join(methods)}",
+                "method_not_allowed",
+            )
+            headers["Allow"] = ", ".join(methods)
+        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        return _json({"error": body}, error.status_code, headers)
 
 
 def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
@@ -218,25 +236,26 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 def _add_openai_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def list_models() -> Response:
-        return _json({"object": "list", "data": [_model_object(service.model)]})
+        return _json({"object": "list", "data": [service.card.json_object()]})
 
     @app.get("/v1/models/{model_id:path}", tags=["openai"])
     async def retrieve_model(model_id: str) -> Response:
-        if model_id != service.model.name:
-            raise ModelNotFound("model", model_id, f"the model served here is {service.model.name!r}")
-        return _json(_model_object(service.model))
+        service.check_model(model_id)
+        return _json(service.card.json_object())
 
-    @app.post("/v1/completions", tags=["openai"], openapi_extra=_request_body(CompletionBody))
+    @app.post("/v1/completions", tags=["openai"], openapi_extra=request_body(CompletionBody))
     async def create_completion(request: Request) -> Response:
         with service.counting_refusals():
-            body = parse_fields(CompletionBody, parse_json_object(await _read_body(request, config.max_body_bytes)))
+            fields = parse_json_object(await read_body(request, config.max_body_bytes))
+            body = parse_fields(CompletionBody, fields, config.unknown_fields)
             call = completion_call(body, _timeout_s(request))
         return await answer(request, "completion", body, call)
 
-    @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=_request_body(ChatBody))
+    @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=request_body(ChatBody))
     async def create_chat_completion(request: Request) -> Response:
         with service.counting_refusals():
-            body = parse_fields(ChatBody, parse_json_object(await _read_body(request, config.max_body_bytes)))
+            fields = parse_json_object(await read_body(request, config.max_body_bytes))
+            body = parse_fields(ChatBody, fields, config.unknown_fields)
             call = chat_call(body, _timeout_s(request))
         return await answer(request, "chat", body, call)
 
@@ -255,9 +274,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
             raise
         except Exception as error:  # the service has logged it
             return _error_answer(error)
-        return EventStream(
-            _events(first, pieces, writer, with_usage=body.wants_usage_chunk, pads=prepared.stream_shape.pads)
-        )
+        return EventStream(_events(first, pieces, writer, usage=body.usage_chunks, pads=prepared.stream_shape.pads))
 
 
 async def _collect(service: GenerationService, prepared: PreparedCall) -> list[Piece]:
@@ -274,13 +291,13 @@ async def _first(pieces: AsyncGenerator[Piece, None]) -> Piece:
 
 
 async def _events(
-    first: Piece, pieces: AsyncGenerator[Piece, None], writer: AnswerWriter, with_usage: bool, pads: bool
+    first: Piece, pieces: AsyncGenerator[Piece, None], writer: AnswerWriter, usage: UsageChunks, pads: bool
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
         try:
-            yield _encode_chunks(writer, first, with_usage, pads)
+            yield _encode_chunks(writer, first, usage, pads)
             async for piece in pieces:
-                yield _encode_chunks(writer, piece, with_usage, pads)
+                yield _encode_chunks(writer, piece, usage, pads)
         except Exception as error:
             # The status line is sent; OpenAI's clients read errors of a stream in this form.
             yield b"data: " + msgspec.json.encode(status_of(error).body()) + b"\n\n"
@@ -288,8 +305,8 @@ async def _events(
         yield b"data: [DONE]\n\n"
 
 
-def _encode_chunks(writer: AnswerWriter, piece: Piece, with_usage: bool, pads: bool) -> bytes:
-    chunks = [msgspec.json.encode(chunk) for chunk in writer.chunks(piece, with_usage)]
+def _encode_chunks(writer: AnswerWriter, piece: Piece, usage: UsageChunks, pads: bool) -> bytes:
+    chunks = [msgspec.json.encode(chunk) for chunk in writer.chunks(piece, usage)]
     return b"".join(b"data: " + (padded_json(chunk) if pads else chunk) + b"\n\n" for chunk in chunks)
 
 
@@ -313,21 +330,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
-    """Raises BodyTooLarge without reading the rest."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise BodyTooLarge("body", f"{int(declared)} bytes", f"at most {limit} bytes are read")
-    parts = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise BodyTooLarge("body", f"more than {limit} bytes", f"at most {limit} bytes are read")
-        parts.append(part)
-    return b"".join(parts)
-
-
 def _timeout_s(request: Request) -> float | None:
     """The client's limit less a margin, since Serve's proxy starts its clock earlier and answers in plain text."""
     text = request.headers.get(TIMEOUT_HEADER)
@@ -340,30 +342,3 @@ def _timeout_s(request: Request) -> float | None:
     if not 0.0 < seconds < float("inf"):
         raise InvalidRequest(TIMEOUT_HEADER, text[:32], "it must be a number of seconds above 0")
     return seconds - min(0.1, seconds / 10)
-
-
-def _model_object(model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "paceline",
-        "max_model_len": model.max_model_len,
-    }
-
-
-def _request_body(kind: type[BaseModel]) -> dict[str, Any]:
-    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for kind in (CompletionBody, ChatBody):
-            schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas.update(schema.pop("$defs", {}))
-            schemas[kind.__name__] = schema
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -15,6 +15,7 @@ from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import Piece, TokenSource
 
 Endpoint = Literal["completion", "chat"]
+UsageChunks = Literal["none", "last", "every"]  # chunks of a stream that have usage
 
 
 @dataclass(slots=True)
@@ -27,9 +28,12 @@ class AnswerTotals:
     num_cached_tokens: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     _cached_by_prompt: dict[int, int] = field(default_factory=dict)
+    _tokens_by_choice: dict[int, int] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> None:
-        self.num_completion_tokens += piece.num_completion_tokens
+        before = self._tokens_by_choice.get(piece.choice, 0)
+        self._tokens_by_choice[piece.choice] = max(before, piece.num_completion_tokens)
+        self.num_completion_tokens += self._tokens_by_choice[piece.choice] - before
         prompt = piece.choice // self.answers_per_prompt
         self._cached_by_prompt[prompt] = max(self._cached_by_prompt.get(prompt, 0), piece.num_cached_tokens)
         self.num_cached_tokens = sum(self._cached_by_prompt.values())
@@ -57,63 +61,83 @@ class AnswerWriter:
         self._fingerprint = fingerprint
         self._wants_stats = prepared.call.wants_stats
         self._wants_sources = prepared.call.wants_token_sources
+        self._wants_token_ids = prepared.call.wants_token_ids
+        self._requests = prepared.requests
         self._open_choices = len(prepared.requests)
         self._begun: set[int] = set()
         self.totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n)
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         texts: list[list[str]] = [[] for _ in range(self._open_choices)]
+        token_ids: list[list[int]] = [[] for _ in range(self._open_choices)]
         reasons: list[str | None] = [None] * self._open_choices
         sources: list[list[TokenSource]] = [[] for _ in range(self._open_choices)]
         for piece in pieces:
             texts[piece.choice].append(piece.text)
             sources[piece.choice] += piece.token_sources
+            token_ids[piece.choice].extend(piece.token_ids)
             reasons[piece.choice] = piece.finish_reason or reasons[piece.choice]
             self.totals.add(piece)
         choices = []
         for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True)):
             message = {"role": "assistant", "content": "".join(parts), "refusal": None}
             said = {"message": message} if self._is_chat else {"text": "".join(parts)}
-            choices.append(self._choice(index, said, reason, sources[index]))
+            choice = self._choice(index, said, reason, sources[index])
+            choices.append(choice | self._ids_of_choice(index, token_ids[index], is_first=True))
         answer = self._object("chat.completion" if self._is_chat else "text_completion", choices)
+        answer |= self._ids_of_chat()
         answer["usage"] = self.totals.usage()
         if self._wants_stats:
             answer["speculation"] = self.totals.speculation()
         return answer
 
-    def chunks(self, piece: Piece, with_usage: bool) -> list[dict[str, Any]]:
+    def chunks(self, piece: Piece, usage: UsageChunks) -> list[dict[str, Any]]:
         """The chunks for a piece; after the last piece of the call also the usage chunk, if wanted."""
         self.totals.add(piece)
         written = []
-        if self._is_chat and piece.choice not in self._begun:
-            self._begun.add(piece.choice)
-            written.append(self._chunk(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None, ()))
+        is_first = piece.choice not in self._begun
+        self._begun.add(piece.choice)
+        if self._is_chat and is_first:
+            opening = self._choice(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None, ())
+            written.append(self._object(self._chunk_kind(), [opening]) | self._ids_of_chat())
         delta = {"content": piece.text} if piece.text else {}
         said = {"delta": delta} if self._is_chat else {"text": piece.text}
-        written.append(self._chunk(piece.choice, said, piece.finish_reason, piece.token_sources))
+        choice = self._choice(piece.choice, said, piece.finish_reason, piece.token_sources)
+        choice |= self._ids_of_choice(piece.choice, piece.token_ids, is_first=is_first)
+        written.append(self._object(self._chunk_kind(), [choice]))
         if piece.finish_reason is not None:
             self._open_choices -= 1
-        if with_usage:
+        if usage != "none":
             for chunk in written:
-                chunk["usage"] = None
+                chunk["usage"] = self.totals.usage() if usage == "every" else None
         if self._open_choices == 0:
-            if with_usage:
+            if usage != "none":
                 written.append(self._object(self._chunk_kind(), []))
                 written[-1]["usage"] = self.totals.usage()
             if self._wants_stats:
                 written[-1]["speculation"] = self.totals.speculation()
         return written
 
-    def _chunk(
-        self, choice: int, said: dict[str, Any], finish_reason: str | None, sources: Sequence[TokenSource]
-    ) -> dict[str, Any]:
-        return self._object(self._chunk_kind(), [self._choice(choice, said, finish_reason, sources)])
-
     def _choice(
         self, index: int, said: dict[str, Any], finish_reason: str | None, sources: Sequence[TokenSource]
     ) -> dict[str, Any]:
         choice = {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
         return {**choice, "token_sources": sources} if self._wants_sources else choice
+
+    def _ids_of_choice(self, choice: int, token_ids: Sequence[int], is_first: bool) -> dict[str, list[int]]:
+        """Members of a choice where token ids are wanted. A completion has the prompt's in its first chunk."""
+        if not self._wants_token_ids:
+            return {}
+        members = {"token_ids": list(token_ids)}
+        if is_first and not self._is_chat:
+            members["prompt_token_ids"] = self._requests[choice].prompt_token_ids.tolist()
+        return members
+
+    def _ids_of_chat(self) -> dict[str, list[int]]:
+        """A chat has one prompt, whose ids are a member of the answer itself."""
+        if not self._wants_token_ids or not self._is_chat:
+            return {}
+        return {"prompt_token_ids": self._requests[0].prompt_token_ids.tolist()}
 
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self._is_chat else "text_completion"

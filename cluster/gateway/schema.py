@@ -1,7 +1,6 @@
-"""What HTTP bodies may hold: OpenAI's fields, a few that are usual elsewhere, and `speculation`. gRPC uses it too.
+"""The fields of HTTP bodies: OpenAI's, those of vLLM that are usual, and `speculation`. gRPC uses them too.
 
-Unknown fields and values out of range raise `InvalidRequest`. Fields of OpenAI's that are not served here are named as
-such, unless they hold what would be the default anyway.
+Unknown fields and values out of range raise `InvalidRequest`. Fields of other servers are in `foreign_fields`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 from actors.messages import CacheUse
 from cache_service.formats.namespaces import NAME_PATTERN
 from cluster.gateway.call import GenerationCall
 from cluster.gateway.constraints import ConstraintFields, constraint_of
+from cluster.gateway.foreign_fields import without_foreign
+from cluster.gateway.openai_answer import UsageChunks
+from cluster.gateway.unknown_fields import unknown_field, without_unknown
 from cluster.generation import (
     HTTP_TEMPERATURE,
     GenerationOptions,
@@ -27,44 +29,19 @@ from cluster.generation import (
     SamplingFields,
 )
 from cluster.structured_outputs import StructuredOutputs
-from cluster.text.text_codec import ChatMessage, Prompt
-from cluster.validation import StrictFields, field_path, first_problem, shown, size_of
+from cluster.text.chat_template import TemplateOptions, check_variables
+from cluster.text.text_codec import ChatMessage, Conversation, Prompt
+from cluster.validation import StrictFields, counted, field_path, first_problem, shown, size_of
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
 MAX_STOP_CHARS = 256
 MAX_SALT_CHARS = 256
 
-# Harmless values besides null. An ellipsis: every value, it changes nothing here.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logprobs": (False,),
-    "metadata": (...,),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (...,),
-    "prompt_cache_key": (...,),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (...,),
-    "reasoning_effort": ("none",),
-    "safety_identifier": (...,),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-
 
 class StreamOptions(StrictFields):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage in every chunk, where include_usage is true
     include_obfuscation: bool | None = None  # null: as the cluster does it
 
 
@@ -104,7 +81,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stop: (
         Annotated[str, Field(max_length=MAX_STOP_CHARS)]
-        | Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=4)]
+        | list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]]
         | None
     ) = None
     logit_bias: (
@@ -115,6 +92,10 @@ class GenerationFields(SamplingFields, ConstraintFields):
         | None
     ) = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None  # null: true
+    return_token_ids: bool | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -123,14 +104,18 @@ class GenerationFields(SamplingFields, ConstraintFields):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     @property
-    def wants_usage_chunk(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def usage_chunks(self) -> UsageChunks:
+        options = self.stream_options or StreamOptions()
+        if not options.include_usage:
+            return "none"
+        return "every" if options.continuous_usage_stats else "last"
 
 
 class CompletionBody(GenerationFields):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    add_special_tokens: bool | None = None  # null: true
 
 
 class Message(StrictFields):
@@ -144,45 +129,86 @@ class Message(StrictFields):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class ChatBody(GenerationFields):
-    """POST /v1/chat/completions."""
+class TemplateFields(StrictFields):
+    """How messages become a prompt."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = None  # null: unless continue_final_message
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None  # the template writes them: it must not be true
+
+
+class ChatBody(TemplateFields, GenerationFields):
+    """POST /v1/chat/completions."""
+
     max_completion_tokens: NumNewTokens | None = None
 
 
-def parse_json_object(data: bytes) -> dict[str, Any]:
-    """Raises InvalidRequest for anything but one JSON object in UTF-8 (NaN and Infinity are not JSON)."""
+def parse_json_object(data: bytes, field: str = "body") -> dict[str, Any]:
+    """field: what errors name. Raises InvalidRequest for anything but one JSON object in UTF-8 (NaN and Infinity are
+    not JSON)."""
     try:
         parsed = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidRequest("body", f"{len(data)} bytes", f"it is not valid JSON: {error}", "invalid_json") from None
+        raise InvalidRequest(
+            field, counted(len(data), "byte"), f"it is not valid JSON: {error}", "invalid_json"
+        ) from None
     if not isinstance(parsed, dict):
-        raise InvalidRequest("body", size_of(parsed), "it must be a JSON object", "invalid_json")
+        raise InvalidRequest(field, size_of(parsed), "it must be a JSON object", "invalid_json")
     return parsed
 
 
-def parse_fields(kind: type[BodyKind], fields: Mapping[str, Any]) -> BodyKind:
-    """Raises InvalidRequest."""
+def parse_fields(
+    kind: type[BodyKind], fields: Mapping[str, Any], unknown: Literal["refuse", "ignore"] = "refuse"
+) -> BodyKind:
+    """unknown: what happens to fields that nobody knows. Raises InvalidRequest."""
+    fields = without_foreign(fields)
     try:
-        return kind.model_validate(_refuse_unsupported(fields))
+        return kind.model_validate(fields)
     except ValidationError as error:
-        raise _invalid(error) from None
+        if unknown == "refuse":
+            raise _invalid(kind, error) from None
+        fields = without_unknown(fields, error)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(kind, error) from None
 
 
 def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
-    return _call(body, body.max_tokens, prompts=_prompts(body.prompt), prompt_field="prompt", timeout_s=timeout_s)
+    call = _call(body, body.max_tokens, prompts=prompts_of(body.prompt), prompt_field="prompt", timeout_s=timeout_s)
+    return call if body.add_special_tokens is None else replace(call, add_special_tokens=body.add_special_tokens)
 
 
 def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
-    conversation = tuple(
+    newer = body.max_completion_tokens
+    max_tokens = body.max_tokens if newer is None else newer
+    conversation = conversation_of(body)
+    call = _call(body, max_tokens, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
+    call = replace(call, template=template_options(body))
+    return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
+
+
+def conversation_of(body: TemplateFields) -> Conversation:
+    return tuple(
         ChatMessage("system" if message.role == "developer" else message.role, _text(message.content))
         for message in body.messages
     )
-    newer = body.max_completion_tokens
-    max_tokens = body.max_tokens if newer is None else newer
-    call = _call(body, max_tokens, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
-    return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
+
+
+def template_options(body: TemplateFields) -> TemplateOptions:
+    """Raises InvalidRequest for options that exclude each other, or that are not the template's."""
+    variables = body.chat_template_kwargs or {}
+    check_variables(variables, "chat_template_kwargs")
+    if body.add_special_tokens:
+        raise InvalidRequest("add_special_tokens", True, "the chat template writes the special tokens; leave it out")
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        limit = "with continue_final_message it must be false; leave it out"
+        raise InvalidRequest("add_generation_prompt", True, limit)
+    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    return TemplateOptions(opens, continues, variables)
 
 
 def _call(
@@ -196,6 +222,7 @@ def _call(
     speculation = body.speculation or SpeculationFields()
     stream_options = body.stream_options or StreamOptions()
     constraint, constraint_field = constraint_of(body)
+    _check_min_tokens(body, max_tokens, constraint)
     return GenerationCall(
         prompts=prompts,
         prompt_field=prompt_field,
@@ -204,10 +231,13 @@ def _call(
         options=_options(body, max_tokens, constraint),
         constraint_field=constraint_field,
         stop=_stops(body.stop),
+        shows_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
         cache_salt=_salt(body.cache_salt),
         wants_padding=stream_options.include_obfuscation,
         wants_stats=speculation.stats,
         wants_token_sources=speculation.token_sources,
+        wants_token_ids=bool(body.return_token_ids),
         prediction=_text(body.prediction.content) if body.prediction else "",
         timeout_s=timeout_s,
     )
@@ -232,6 +262,19 @@ def _options(body: GenerationFields, max_tokens: int | None, constraint: Structu
     )
 
 
+def _check_min_tokens(body: GenerationFields, max_tokens: int | None, constraint: StructuredOutputs | None) -> None:
+    """Raises InvalidRequest for a least number of tokens, unless nothing ends the answer before max_tokens."""
+    least = body.min_tokens or 0
+    if max_tokens is not None and least > max_tokens:
+        raise InvalidRequest("min_tokens", least, f"it must be at most max_tokens, which is {max_tokens}")
+    if least and (not body.ignore_eos or body.stop or body.stop_token_ids or constraint is not None or not max_tokens):
+        limit = (
+            "a least number of tokens is supported only with ignore_eos and max_tokens, "
+            "and without stop, stop_token_ids and structured outputs; leave it out or send 0"
+        )
+        raise InvalidRequest("min_tokens", least, limit, "unsupported_parameter")
+
+
 def _drafters(speculation: SpeculationFields) -> tuple[str, ...] | None:
     given, other = speculation.drafters, speculation.sources
     if given is None or other is None:
@@ -245,7 +288,7 @@ def _drafters(speculation: SpeculationFields) -> tuple[str, ...] | None:
 def _salt(salt: str | None) -> str:
     """Its value is nobody else's business: errors do not show it."""
     if salt is not None and len(salt) > MAX_SALT_CHARS:
-        raise InvalidRequest("cache_salt", f"{len(salt)} characters", f"it must have at most {MAX_SALT_CHARS}")
+        raise InvalidRequest("cache_salt", counted(len(salt), "character"), f"it must have at most {MAX_SALT_CHARS}")
     return salt or ""
 
 
@@ -261,7 +304,8 @@ def _text(content: str | list[TextPart] | None) -> str:
     return content or ""
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
+def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
+    """Raises InvalidRequest for none, and for an empty one."""
     if isinstance(prompt, str):
         prompts: tuple[Prompt, ...] = (prompt,)
     elif prompt and isinstance(prompt[0], int):
@@ -269,38 +313,23 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Pro
     else:
         prompts = tuple(part if isinstance(part, str) else tuple(part) for part in prompt if not isinstance(part, int))
     if not prompts or not all(prompts):
-        raise InvalidRequest("prompt", "empty", "every prompt needs at least one token")
+        raise InvalidRequest("prompt", Size("empty"), "every prompt needs at least one token")
     return prompts
 
 
-def _refuse_unsupported(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without those that are OpenAI's, not ours, and harmless."""
-    kept = {}
-    for name, value in fields.items():
-        harmless = _UNSUPPORTED.get(name)
-        if harmless is None:
-            kept[name] = value
-        elif value is not None and ... not in harmless and not any(_same(value, one) for one in harmless):
-            told = size_of(value) if name == "suffix" else shown(value)  # it is text of a prompt
-            raise InvalidRequest(name, told, "this parameter is not supported here", "unsupported_parameter")
-    return kept
-
-
-def _same(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other
-
-
-def _invalid(error: ValidationError) -> InvalidRequest:
+def _invalid(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
     """The first problem, in words of ours where pydantic would tell of the branches of a union."""
     problem = error.errors(include_url=False)[0]
     top = str(problem["loc"][0]) if problem["loc"] else "body"
-    if problem["type"] in ("extra_forbidden", "missing"):
+    if problem["type"] == "extra_forbidden":
+        return unknown_field(kind, problem)
+    if problem["type"] == "missing":
         return first_problem(error)
     if top == "prompt":
         limit = "it must be a string, a list of strings, a list of token ids or a list of lists of token ids"
         return InvalidRequest("prompt", size_of(problem["input"]), limit)
     if top == "stop":
-        limit = f"it must be a string or up to 4 strings, of 1 to {MAX_STOP_CHARS} characters each"
+        limit = f"it must be a string or a list of strings, of 1 to {MAX_STOP_CHARS} characters each"
         return InvalidRequest("stop", shown(problem["input"]), limit)
     if top == "prediction" and "content" in problem["loc"]:
         return InvalidRequest(

@@ -25,6 +25,7 @@ from cluster.gateway.answer import Answer, AnswerText, PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import ModelNotFound, status_of
 from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.model_card import ModelCard, capabilities
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
 from cluster.gateway.token_sources import TextSources
@@ -33,6 +34,7 @@ from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
 from cluster.text.text_codec import TextCodec
+from cluster.validation import counted
 
 if TYPE_CHECKING:
     from cluster.gateway.tracing import CallTrace, Tracing  # which brings OpenTelemetry
@@ -68,8 +70,17 @@ class GenerationService:
         self.last_status: RouterStatus | None = None  # None: no router has answered
         self._followed: tuple[RouterStatus, float] | None = None  # by `follow_router`, and when it was heard
         self.metrics = metrics or GatewayMetrics()
-        self._codec = TextCodec(tokenizer, model.name)
+        self.codec = TextCodec(tokenizer, model.name)
         self._config = config
+
+    @property
+    def card(self) -> ModelCard:
+        return ModelCard(self.model, self._config.max_new_tokens, capabilities(self.codec.has_chat_template))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound unless it is the served model, or not said."""
+        if name is not None and name != self.model.name:
+            raise ModelNotFound("model", name, f"the model served here is {self.model.name!r}")
 
     async def router_status(self) -> RouterStatus:
         """Raises what `RouterClient.status` raises."""
@@ -177,7 +188,8 @@ class GenerationService:
         arrived: float,
     ) -> PreparedCall:
         model = self.model  # one for the whole call: another may take its place while text is encoded
-        _check_call(call, model)
+        self.check_model(call.model)
+        _check_call(call, model, self._config.max_stops)
         deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
         sharing = None if tenant is None else tenant.sharing
         outputs, grammar = call.options.structured_outputs, ""
@@ -228,8 +240,12 @@ class GenerationService:
         for prompt in call.prompts:
             if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
                 check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
-            prompts.append(await self._codec.encode_prompt(prompt, call.prompt_field))
-        return prompts, await self._codec.encode_text(call.prediction)
+            prompts.append(
+                await self.codec.encode_prompt(
+                    prompt, call.prompt_field, add_special_tokens=call.add_special_tokens, template=call.template
+                )
+            )
+        return prompts, await self.codec.encode_text(call.prediction)
 
     def _max_new_tokens(self, call: GenerationCall, num_prompt: int, model: ServedModel) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
@@ -250,7 +266,7 @@ class GenerationService:
         # The answer of a decoder alone continues its prompt.
         context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
         sources = TextSources() if prepared.call.wants_token_sources else None
-        text = AnswerText(self._codec, prepared.call.stop, request, context, sources)
+        text = AnswerText(self.codec, prepared.call, request, context, sources)
         return Answer(prepared, choice, text, self.metrics).pieces(self.router, by_token=bool(shape.num_tokens))
 
 
@@ -275,10 +291,11 @@ def _code_of(error: BaseException) -> str:
     return status_of(error).code if isinstance(error, Exception) else "cancelled"
 
 
-def _check_call(call: GenerationCall, model: ServedModel) -> None:
-    """Raises InvalidRequest or ModelNotFound."""
-    if call.model is not None and call.model != model.name:
-        raise ModelNotFound("model", call.model, f"the model served here is {model.name!r}", "model_not_found")
+def _check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> None:
+    """Raises InvalidRequest."""
+    if len(call.stop) > max_stops:
+        limit = f"at most {max_stops} are taken (gateway.max_stops)"
+        raise InvalidRequest("stop", counted(len(call.stop), "string"), limit)
     if len(call.prompts) * call.n > MAX_CHOICES:
         raise InvalidRequest(
             "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"

@@ -19,6 +19,7 @@ from cache_service.formats.namespaces import OPEN
 from cache_service.formats.store_keys import StoreKeys
 from cluster.generation import LOCAL_NEW_TOKENS, GenerationOptions, LengthLimits, check_token_ids
 from cluster.structured_outputs import StructuredOutputs
+from cluster.validation import counted
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -143,7 +144,7 @@ class LocalRequests:
         return np.asarray(token_ids[: self._max_model_len], dtype=np.int32)
 
     def _encode_conversation(self, messages: list[Mapping[str, str]], field: str) -> list[int]:
-        shown = f"{len(messages)} messages"
+        shown = counted(len(messages), "message")
         if not self._tokenizer.chat_template:
             raise InvalidRequest(field, shown, f"model {self._info.name!r} has no chat template; give a text instead")
         try:

@@ -12,6 +12,7 @@ from cluster.router.counters import RouterCounters
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.scheduler import Scheduler
 from cluster.router.sequence import Sequence
+from cluster.validation import counted
 
 _MIN_COMPACTED = 64  # deadlines kept before those of ended requests are removed
 
@@ -60,7 +61,7 @@ class OpenRequests:
         num_prompt = len(request.prompt_token_ids)
         if not 1 <= num_prompt < max_model_len:
             limit = f"it must have at least 1 and at most {max_model_len - 1} tokens"
-            raise InvalidRequest("prompt", f"{num_prompt} tokens", limit, code="context_length_exceeded")
+            raise InvalidRequest("prompt", counted(num_prompt, "token"), limit, code="context_length_exceeded")
         if request.max_new_tokens < 1:
             raise InvalidRequest("max_tokens", request.max_new_tokens, "it must be at least 1")
 

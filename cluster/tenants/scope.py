@@ -18,6 +18,7 @@ from cache_service.formats.namespaces import (
     salted,
 )
 from cluster.tenants.registry import Policy
+from cluster.validation import counted
 
 MIN_AGREED_SALT_CHARS = 16  # if the salt alone keeps strangers out
 
@@ -76,7 +77,7 @@ def scope_of(
     elif sharing.policy == "group" and sharing.group is None and salt:
         if len(salt) < MIN_AGREED_SALT_CHARS:
             limit = f"it must have at least {MIN_AGREED_SALT_CHARS}, since nothing else keeps others out of the group"
-            raise InvalidRequest("cache_salt", f"{len(salt)} characters", limit)
+            raise InvalidRequest("cache_salt", counted(len(salt), "character"), limit)
         whole, has_company = namespace_of_salt(sharing.server_key, salt), True
     else:
         whole = salted(sharing.server_key, sharing.namespace, salt)

@@ -9,10 +9,12 @@ class StopStrings:
     """The match that ends first wins; of several that end together, the longest. The cut therefore does not depend on
     how the text was split."""
 
-    __slots__ = ("_held", "_stops")
+    __slots__ = ("_held", "_shows_match", "_stops")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], shows_match: bool = False) -> None:
+        """shows_match: the text ends with the stop string, else before it."""
         self._stops = tuple(stops)
+        self._shows_match = shows_match
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -34,7 +36,7 @@ class StopStrings:
         return held
 
     def copy(self) -> StopStrings:
-        twin = StopStrings(self._stops)
+        twin = StopStrings(self._stops, self._shows_match)
         twin._held = self._held
         return twin
 
@@ -44,7 +46,7 @@ class StopStrings:
             start = text.find(stop)
             if start >= 0 and (best is None or (start + len(stop), start) < best):
                 best = (start + len(stop), start)
-        return None if best is None else best[1]
+        return None if best is None else best[0 if self._shows_match else 1]
 
 
 def partial_match(text: str, stop: str) -> int:

@@ -277,7 +277,7 @@ def test_a_draft_model_that_fails_costs_its_drafts_and_nothing_else(model_dirs, 
 
 def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
     local = engine(model_dirs["llama"], ("auto",))
-    with pytest.raises(InvalidRequest, match=r"prompts\[1\] is '256 tokens'; there is room for at most 256"):
+    with pytest.raises(InvalidRequest, match=r"prompts\[1\] is 256 tokens; there is room for at most 256"):
         local.generate([PROMPTS[0], [65] * 256])
     with pytest.raises(InvalidRequest, match="258"):
         local.generate([[4000]])

@@ -19,6 +19,7 @@ from cluster.cli.bench.prompts import BenchPrompt, make_blocks
 from cluster.cli.bench.speed import Answer, Difference, Speed, TimedBlock, find_differences, measure_speed
 from cluster.generation import LengthLimits, check_token_ids
 from cluster.offline.engine import Generation
+from cluster.validation import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def encode_prompt(prompt: BenchPrompt, tokenizer: Any) -> list[int]:
         )
     if len(messages) > 1:
         limit = "the model has no chat template, so a prompt can be one message only"
-        raise InvalidRequest(f"prompt {prompt.name}", f"{len(messages)} messages", limit)
+        raise InvalidRequest(f"prompt {prompt.name}", counted(len(messages), "message"), limit)
     return list(tokenizer.encode(messages[0]["content"]))
 
 

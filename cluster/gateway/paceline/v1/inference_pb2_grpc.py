@@ -49,6 +49,16 @@ class InferenceStub:
                 request_serializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/paceline.v1.Inference/Tokenize',
+                request_serializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/paceline.v1.Inference/Detokenize',
+                request_serializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -72,6 +82,18 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +111,16 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +204,60 @@ class Inference:
             '/paceline.v1.Inference/ListModels',
             cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Inference/Tokenize',
+            cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Inference/Detokenize',
+            cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            cluster_dot_gateway_dot_paceline_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,7 +53,7 @@ async def serving(code, known=()):
 class _Methods:
     """Their names are all that counts: the server takes its own handlers."""
 
-    Generate = GenerateStream = ListModels = None
+    Generate = GenerateStream = ListModels = Tokenize = Detokenize = None
 
 
 async def ending(call):

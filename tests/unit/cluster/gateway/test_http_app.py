@@ -338,7 +338,7 @@ REFUSED = [
     ({"max_tokens": 129}, "max_tokens", "at most 128 tokens"),
     ({"n": 0}, "n", "at least 1"),
     ({"n": 33}, "n", "at most 32"),
-    ({"stop": ["a"] * 5}, "stop", "up to 4"),
+    ({"stop": ["a"] * 17}, "stop", "is 17 strings; at most 16 are taken"),
     ({"stop": ["a", ""]}, "stop", "1 to 256"),
     ({"stop": "x" * 257}, "stop", "1 to 256"),
     ({"stop": [1]}, "stop", "string"),

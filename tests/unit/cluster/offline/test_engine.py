@@ -140,7 +140,7 @@ def test_drafters_of_a_request_are_a_choice_of_the_engines_own(engine, model_dir
 def test_what_is_wrong_with_a_stream_is_said_at_once(engine):
     with pytest.raises(InvalidRequest, match="top_p is 0"):
         engine.stream(PROMPT, top_p=0.0)
-    with pytest.raises(InvalidRequest, match="prompt is '1024 tokens'"):
+    with pytest.raises(InvalidRequest, match="prompt is 1024 tokens"):
         engine.stream([65] * 1024)
     with pytest.raises(InvalidRequest, match="max_draft_tokens is -1"):
         engine.stream(PROMPT, max_draft_tokens=-1)
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_stream_is_said_at_once(engine):
 
 def test_messages_need_a_chat_template(engine, monkeypatch):
     monkeypatch.setattr(engine.tokenizer, "chat_template", None)
-    with pytest.raises(InvalidRequest, match=r"prompt is '1 messages'; .* has no chat template; give a text instead"):
+    with pytest.raises(InvalidRequest, match=r"prompt is 1 message; .* has no chat template; give a text instead"):
         engine.stream([{"role": "user", "content": "hello"}])
 
 

@@ -75,7 +75,7 @@ def test_tenants_of_policy_group_without_a_group_meet_by_a_salt_that_cannot_be_g
     assert scope_of(x).namespace != scope_of(y).namespace
     assert scope_of(x) == scope_of(sharing("x"))  # without one it is alone
     assert scope_of(x, salt=SALT).namespace != scope_of(sharing("x"), salt=SALT).namespace
-    with pytest.raises(InvalidRequest, match="cache_salt is '6 characters'; it must have at least 16") as caught:
+    with pytest.raises(InvalidRequest, match="cache_salt is 6 characters; it must have at least 16") as caught:
         scope_of(x, salt="pepper")
     assert "pepper" not in str(caught.value)
 

@@ -177,7 +177,7 @@ def test_a_model_without_a_template_takes_texts_but_no_conversations(tokenizer):
     chat_template, tokenizer.chat_template = tokenizer.chat_template, None
     try:
         assert encode_prompt(said("1", "t", "abc"), tokenizer) == [int(token) for token in tokenizer.encode("abc")]
-        with pytest.raises(InvalidRequest, match="prompt 2 is '2 messages'"):
+        with pytest.raises(InvalidRequest, match="prompt 2 is 2 messages"):
             encode_prompt(BenchPrompt("2", "t", PROMPTS[0].messages * 2), tokenizer)
     finally:
         tokenizer.chat_template = chat_template

@@ -388,7 +388,7 @@ def test_a_conversation_that_is_too_long_is_one_line(engine):
     err = io.StringIO()
     session = ChatSession(LocalBackend(engine), OPTIONS, View(io.StringIO(), err))
     session.handle("x" * 2000)
-    assert err.getvalue().startswith("prompt is '20")
+    assert err.getvalue().startswith("prompt is 20")
     assert err.getvalue().count("\n") == 1
     assert contents(session) == []
 

@@ -1,0 +1,88 @@
+"""Text to tokens and back: the bodies of /tokenize and /detokenize in vLLM's shapes, for HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from actors.errors import InvalidRequest
+from cluster.gateway.schema import TemplateFields, conversation_of, parse_fields, template_options
+from cluster.gateway.service import GenerationService
+from cluster.generation import check_token_ids
+from cluster.text.chat_template import TemplateOptions
+from cluster.text.text_codec import Prompt
+from cluster.validation import StrictFields
+
+
+class TokenizePromptBody(StrictFields):
+    """POST /tokenize with text."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None  # null: true
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(TemplateFields):
+    """POST /tokenize with messages, which the model's chat template renders."""
+
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(StrictFields):
+    """POST /detokenize. Special tokens are part of the text."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+TokenizeBody = TokenizePromptBody | TokenizeChatBody
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    token_ids: list[int]
+    max_model_len: int
+    token_strings: list[str] | None  # where they are wanted
+
+    def json_object(self) -> dict[str, Any]:
+        return {
+            "count": len(self.token_ids),
+            "max_model_len": self.max_model_len,
+            "tokens": self.token_ids,
+            "token_strs": self.token_strings,
+        }
+
+
+def parse_tokenize(fields: Mapping[str, Any], unknown: Literal["refuse", "ignore"] = "refuse") -> TokenizeBody:
+    """Raises InvalidRequest."""
+    if fields.get("messages") is not None:
+        return parse_fields(TokenizeChatBody, fields, unknown)
+    if fields.get("prompt") is None:
+        raise InvalidRequest("prompt", None, "one of prompt and messages is required", "missing_required_parameter")
+    return parse_fields(TokenizePromptBody, fields, unknown)
+
+
+async def tokenize(service: GenerationService, body: TokenizeBody) -> Tokenized:
+    """Raises ModelNotFound, or InvalidRequest for messages that the template refuses."""
+    service.check_model(body.model)
+    prompt: Prompt
+    if isinstance(body, TokenizePromptBody):
+        prompt, field, template = body.prompt, "prompt", TemplateOptions()
+    else:
+        prompt, field, template = conversation_of(body), "messages", template_options(body)
+    adds = body.add_special_tokens is not False
+    found = await service.codec.encode_prompt(prompt, field, add_special_tokens=adds, template=template)
+    token_ids: list[int] = found.tolist()
+    strings = service.codec.token_strings(token_ids) if body.return_token_strs else None
+    return Tokenized(token_ids, service.model.max_model_len, strings)
+
+
+async def detokenize(service: GenerationService, body: DetokenizeBody) -> str:
+    """Raises ModelNotFound, or InvalidRequest for ids that are not in the vocabulary."""
+    service.check_model(body.model)
+    check_token_ids("tokens", body.tokens, service.model.vocab_size)
+    return await asyncio.to_thread(service.codec.decode, body.tokens, skip_special_tokens=False)
