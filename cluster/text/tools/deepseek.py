@@ -1,5 +1,6 @@
-"""DeepSeek V3.1: <｜tool▁calls▁begin｜>, for each call <｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>, then
-<｜tool▁calls▁end｜>. V3 and R1 write "function" before the separator, and after it the name and the arguments in a block of code.
+"""DeepSeek V3.1: <｜tool▁calls▁begin｜>, for each call <｜tool▁call▁begin｜>f<｜tool▁sep｜>{...}<｜tool▁call▁end｜>,
+and <｜tool▁calls▁end｜>. V3 and R1 write "function" before the separator, and the name and the arguments in a block of
+code after it.
 
 The parsers are the same. Grammars differ.
 """
@@ -101,7 +102,7 @@ def _read_call(reader: Reader, output: Output) -> Steps[bool]:
     if is_code:
         name = yield from read_name(reader)
         yield from reader.spaces()
-        if not name or not (yield from reader.word(_CODE_BEGIN)):
+        if not name or not (yield from reader.word(_CODE_BEGIN.strip())):
             return False
         yield from reader.spaces()
         if (yield from reader.peek()) != "{":
@@ -110,11 +111,8 @@ def _read_call(reader: Reader, output: Output) -> Steps[bool]:
     reader.commit()
     if not (yield from read_arguments(reader, output)):
         return False
-    yield from reader.spaces()
-    if is_code and (yield from reader.word("```")):
+    for mark in ("```", _END):  # either may be missing
         yield from reader.spaces()
-    if (yield from reader.word(_END)):
-        reader.commit()
-        return True
-    show_unless_over(reader, output)
-    return False
+        yield from reader.word(mark)
+    reader.commit()
+    return True

@@ -1,5 +1,5 @@
 """Reads text that comes in pieces. A reading method is a generator: it yields where it needs more text, and returns
-what it has read. None goes back in the text, so parsers take time in proportion to it."""
+what it has read. None goes back in the text by more than a mark, so parsers take time in proportion to it."""
 
 from __future__ import annotations
 
@@ -77,25 +77,24 @@ class Reader:
         return self._text[self._at]
 
     def word(self, word: str) -> Steps[bool]:
-        """Whether this text comes next. Reads as much of it as does."""
-        for char in word:
-            if (yield from self.peek()) != char:
-                return False
-            self._at += 1
-        return True
+        """Whether this text comes next, which it reads. See `one_of`."""
+        return (yield from self.one_of((word,))) is not None
 
     def one_of(self, words: Sequence[str]) -> Steps[str | None]:
-        """Which of these comes next; reads as much of one as does. None is the beginning of another."""
-        position = 0
-        while words:
-            if position == len(words[0]):
-                return words[0]
-            char = yield from self.peek()
-            words = [word for word in words if char and word[position : position + 1] == char]
-            if words:
-                self._at += 1
-                position += 1
-        return None
+        """Which of these comes next, which it reads. None is the beginning of another. If none comes, it reads nothing,
+        but for the beginning of one that the end of the text cuts off."""
+        while True:
+            for word in words:
+                if self._text.startswith(word, self._at):
+                    self._at += len(word)
+                    return word
+            rest = self._text[self._at : self._at + max(map(len, words))]
+            if not any(word.startswith(rest) for word in words):
+                return None
+            if self._is_over:
+                self._at += len(rest)
+                return None
+            yield
 
     def spaces(self) -> Steps[None]:
         for _ in range(_MAX_SPACES):

@@ -50,15 +50,14 @@ class ReasoningSplitter:
 def _read(reader: Reader, output: Output, begin: str, end: str, starts_inside: bool) -> Steps[None]:
     yield from reader.spaces()
     # Some templates begin a thought and some models begin it once more.
-    if not (yield from reader.word(begin)):
-        if starts_inside:
-            output.reasoning(reader.taken().lstrip("\n"))
-        else:
-            output.content(reader.taken())
-            yield from reader.rest(output.content)
-            return
-    reader.commit()
+    if (yield from reader.word(begin)):
+        reader.commit()
+    elif not starts_inside:
+        output.content(reader.taken())
+        yield from reader.rest(output.content)
+        return
     yield from reader.characters("\n", _MAX_NEWLINES)
+    output.reasoning(reader.taken().lstrip("\n"))
     thought = _WithoutLastNewlines(output)
     if (yield from reader.text_until(Marks([end]), thought.add)) is None:
         output.reasoning(thought.newlines)
