@@ -21,18 +21,12 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
-<<<<<<< HEAD
-from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
-from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
-from cluster.gateway.openai_answer import AnswerWriter, Endpoint
-from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
-=======
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.errors import status_of
 from cluster.gateway.openai_answer import AnswerWriter, Endpoint, UsageChunks
 from cluster.gateway.openapi import document_of, request_body
+from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
 from cluster.gateway.request_body import read_body
->>>>>>> params
 from cluster.gateway.schema import (
     ChatBody,
     CompletionBody,

@@ -14,6 +14,7 @@ from cluster.router.prompt_scores import completed
 from cluster.router.round import Round, RoundEntry
 from cluster.router.sequence import Sequence
 
+
 def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -> list[int] | None:
     """The accepted nodes of a verdict, None for an invalid verdict."""
     if verdict is None or verdict.next_token < -1 or verdict.next_token >= vocab_size:
