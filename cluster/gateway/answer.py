@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from actors.errors import DeadlineExceeded, Unavailable
-from actors.messages import TARGET, GenerationRequest, RequestTimes, SpeculationStats, TokenChunk
+from actors.messages import TARGET, GenerationRequest, RequestTimes, SpeculationStats, TokenChunk, TokenLogprobs
 from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece, TokenSource, joined
 from cluster.gateway.errors import status_of, unwrap
+from cluster.gateway.logprobs import TokenScore, token_scores
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
@@ -45,6 +46,8 @@ class PreparedCall:
     call: GenerationCall
     requests: tuple[GenerationRequest, ...]
     num_prompt_tokens: int  # sum over all prompts
+    num_prediction_tokens: int  # 0 too if what is said of them would tell what others have said
+    starts_inside_thought: bool  # the chat template has begun a thought for the model
     deadline: float  # time.monotonic()
     scope: Scope
     stream_shape: StreamShape
@@ -55,11 +58,20 @@ class PreparedCall:
 class Answer:
     """One answer in progress. Runs once."""
 
-    def __init__(self, prepared: PreparedCall, choice: int, text: AnswerText, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        prepared: PreparedCall,
+        choice: int,
+        text: AnswerText,
+        metrics: GatewayMetrics,
+        echoed: str | None = None,
+    ) -> None:
+        """echoed: the prompt, where the answer begins with it."""
         self._prepared = prepared
         self._choice = choice
         self._request = prepared.requests[choice]
         self._text = text
+        self._echoed = echoed
         self._metrics = metrics
         self._num_cached = 0
         self._stats: SpeculationStats | None = None
@@ -119,13 +131,28 @@ class Answer:
         if not prepared.scope.has_company:
             self._num_cached = max(self._num_cached, chunk.num_cached_tokens)
         num_before = text.num_tokens
+        pieces = self._pieces_of(chunk, by_token)
+        num_new = text.num_tokens - num_before
+        if prepared.tenant is not None:
+            prepared.tenant.limiter.spend(num_new)
+        self._times, self._last_chunk_at = chunk.times, now
+        if chunk.stats is not None:
+            self._stats = _without(chunk.stats, chunk.sources[num_new:])
+        if pieces and (finish_reason := pieces[-1].finish_reason) is not None:
+            pieces[-1] = replace(pieces[-1], num_cached_tokens=self._num_cached, stats=self._stats)
+            self._metrics.request_success.labels(finish_reason).inc()
+            self._metrics.request_latency.observe(now - prepared.arrived)
+        return pieces
+
+    def _pieces_of(self, chunk: TokenChunk, by_token: bool) -> list[Piece]:
+        call, text = self._prepared.call, self._text
         pieces: list[Piece] = []
-        finish_reason: FinishReason | None = None
-        wants_ids = prepared.call.wants_token_ids
-        for part in _by_token(chunk) if by_token or prepared.call.wants_token_sources else (chunk,):
+        scores = [] if chunk.logprobs is None else token_scores(chunk.token_ids, chunk.logprobs)
+        for part in _by_token(chunk) if by_token or call.wants_token_sources else (chunk,):
             num_sent = text.num_tokens
             new_text, finish_reason = text.push(part)
-            if new_text or by_token or wants_ids or finish_reason is not None:
+            num_new = text.num_tokens - num_sent
+            if new_text or by_token or call.wants_token_ids or scores or finish_reason is not None:
                 pieces.append(
                     Piece(
                         self._choice,
@@ -133,24 +160,26 @@ class Answer:
                         finish_reason,
                         text.num_tokens,
                         token_sources=text.sources_of(new_text),
-                        token_ids=part.token_ids[: text.num_tokens - num_sent] if wants_ids else (),
+                        token_ids=part.token_ids[:num_new] if call.wants_token_ids else (),
+                        scores=tuple(scores[:num_new]),
                     )
                 )
+            del scores[: len(part.token_ids)]
             if finish_reason is not None:
                 break
-        if pieces and not by_token:
-            pieces = [joined(pieces)]
-        num_new = text.num_tokens - num_before
-        if prepared.tenant is not None:
-            prepared.tenant.limiter.spend(num_new)
-        self._times, self._last_chunk_at = chunk.times, now
-        if chunk.stats is not None:
-            self._stats = _without(chunk.stats, chunk.sources[num_new:])
-        if finish_reason is not None:
-            pieces[-1] = replace(pieces[-1], num_cached_tokens=self._num_cached, stats=self._stats)
-            self._metrics.request_success.labels(finish_reason).inc()
-            self._metrics.request_latency.observe(now - prepared.arrived)
-        return pieces
+        if self._echoed is not None:
+            pieces.insert(0, self._echo(self._echoed, chunk.prompt_logprobs))
+            self._echoed = None
+        if call.hides_answer:
+            pieces = [replace(pieces[0], finish_reason="length")]
+        return [joined(pieces)] if pieces and not by_token else pieces
+
+    def _echo(self, prompt: str, logprobs: TokenLogprobs | None) -> Piece:
+        scores: tuple[TokenScore, ...] = ()
+        if logprobs is not None:
+            first, *others = self._request.prompt_token_ids.tolist()
+            scores = (TokenScore(first, None), *token_scores(others, logprobs))
+        return Piece(self._choice, prompt, scores=scores)
 
     def _count_tokens(self, count: int, now: float) -> None:
         metrics, elapsed_s = self._metrics, 0.0

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from actors.messages import Acceptance, SpeculationStats
+from cluster.gateway.logprobs import TokenScore
 from cluster.generation import HTTP_TEMPERATURE, GenerationOptions
+from cluster.text.chat_format import NO_TOOLS, ToolUse
 from cluster.text.chat_template import TemplateOptions
-from cluster.text.text_codec import Prompt
+from cluster.text.text_codec import ChatMessage, Prompt
 
 HTTP_DEFAULTS = GenerationOptions(temperature=HTTP_TEMPERATURE)
 DEFAULT_TEMPLATE = TemplateOptions()
@@ -25,7 +27,8 @@ class GenerationCall:
     prompts: tuple[Prompt, ...]
     prompt_field: str = "prompt"
     add_special_tokens: bool = True  # to prompts that are text, as the tokenizer does
-    template: TemplateOptions = DEFAULT_TEMPLATE  # for prompts that are messages
+    template: TemplateOptions = DEFAULT_TEMPLATE  # for prompts that are messages, as is the next
+    tool_use: ToolUse = NO_TOOLS
     model: str | None = None  # None: the served model
     n: int = 1
     options: GenerationOptions = HTTP_DEFAULTS
@@ -34,6 +37,8 @@ class GenerationCall:
     stop: tuple[str, ...] = ()
     shows_stop: bool = False  # the text ends with the stop string or stop token that ended it
     skip_special_tokens: bool = True  # in the text
+    echo: bool = False  # the text begins with the prompt
+    hides_answer: bool = False  # only the prompt is of interest
     cache_salt: str = ""  # separates a part of the tenant's namespace, or with policy group finds others
     wants_padding: bool | None = None  # pads the chunks of a stream; None: as configured
     wants_stats: bool = False
@@ -41,6 +46,12 @@ class GenerationCall:
     wants_token_ids: bool = False
     prediction: str = ""  # the likely answer
     timeout_s: float | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is messages, and the answer the next one."""
+        prompt = self.prompts[0]
+        return isinstance(prompt, tuple) and isinstance(prompt[0], ChatMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class ServedModel:
     created: int = 0  # Unix seconds
     drafters: tuple[str, ...] = ()  # drafters that run, without auto and none
     acceptance: Acceptance = "coupled"
+    tool_parser: str = "auto"  # how its chat template writes calls; auto: as the template shows
     max_side_len: int | None = None  # encoder-decoder models: tokens of prompt or answer alone
 
 
@@ -83,6 +95,7 @@ class Piece:
     stats: SpeculationStats | None = None
     token_sources: tuple[TokenSource, ...] = ()  # of `text`, where the call wants them; every piece has its own
     token_ids: tuple[int, ...] = ()  # new ones, where the call wants them
+    scores: tuple[TokenScore, ...] = ()  # of new tokens, where the call wants them; of a prompt that is echoed, too
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -94,4 +107,5 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         text="".join(piece.text for piece in pieces),
         token_sources=tuple(pair for piece in pieces for pair in piece.token_sources),
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        scores=tuple(score for piece in pieces for score in piece.scores),
     )

@@ -47,14 +47,11 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     # OpenAI
     "audio": _only(reason="answers are text"),
     "best_of": _only(1, reason="answers are not ranked; ask for several with n"),
-    "echo": _only(False),
     "function_call": _only("none", reason="it is deprecated; see tools"),
     "functions": _only([], reason="it is deprecated; see tools"),
-    "logprobs": _only(False),
     "metadata": _BOOKKEEPING,
     "modalities": _only(["text"], reason="answers are text"),
     "moderation": _only(reason="nothing is moderated here"),
-    "parallel_tool_calls": _ignored("only restricts calls of tools"),
     "prompt_cache_key": _SPEED,
     "prompt_cache_options": _only(),
     "prompt_cache_retention": _SPEED,
@@ -63,9 +60,6 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "service_tier": _only("auto", "default", "flex", reason="there is one tier"),
     "store": _only(False, reason="nothing is stored here"),
     "suffix": ForeignField("", ("",), holds_text=True),
-    "tool_choice": _only("none", "auto"),
-    "tools": _only([]),
-    "top_logprobs": _only(0),
     "verbosity": _only("medium", reason="no model here has it"),
     "web_search_options": _only(reason="there is no web search"),
     # vLLM
@@ -86,7 +80,7 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "media_io_kwargs": _only({}, reason="prompts are text"),
     "mm_processor_kwargs": _only({}, reason="prompts are text"),
     "priority": _only(0, reason="requests run in order of arrival"),
-    "prompt_logprobs": _only(False),
+    "prompt_logprobs": _only(False, reason="use echo with logprobs on /v1/completions"),
     "request_id": _ignored("the call's id is the header x-request-id"),
     "return_tokens_as_token_ids": _only(False, reason="return_token_ids adds token ids"),
     "spaces_between_special_tokens": _only(

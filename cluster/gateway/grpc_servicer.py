@@ -23,10 +23,11 @@ from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
+from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.openai_answer import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
-from cluster.gateway.schema import ChatBody, CompletionBody, chat_call, completion_call, parse_fields, parse_json_object
+from cluster.gateway.schema import CompletionBody, completion_call, parse_fields, parse_json_object
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import pad
 from cluster.gateway.tokenizing import DetokenizeBody, detokenize, parse_tokenize, tokenize

@@ -22,16 +22,16 @@ from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
+from cluster.gateway.chat_answer import ChatWriter
+from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.errors import status_of
-from cluster.gateway.openai_answer import AnswerWriter, Endpoint, UsageChunks
+from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter, UsageChunks
 from cluster.gateway.openapi import document_of, request_body
 from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
 from cluster.gateway.request_body import read_body
 from cluster.gateway.schema import (
-    ChatBody,
     CompletionBody,
     GenerationFields,
-    chat_call,
     completion_call,
     parse_fields,
     parse_json_object,
@@ -243,7 +243,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
             fields = parse_json_object(await read_body(request, config.max_body_bytes))
             body = parse_fields(CompletionBody, fields, config.unknown_fields)
             call = completion_call(body, _timeout_s(request))
-        return await answer(request, "completion", body, call)
+        return await answer(request, "cmpl", body, call)
 
     @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=request_body(ChatBody))
     async def create_chat_completion(request: Request) -> Response:
@@ -251,13 +251,13 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
             fields = parse_json_object(await read_body(request, config.max_body_bytes))
             body = parse_fields(ChatBody, fields, config.unknown_fields)
             call = chat_call(body, _timeout_s(request))
-        return await answer(request, "chat", body, call)
+        return await answer(request, "chatcmpl", body, call)
 
-    async def answer(request: Request, endpoint: Endpoint, body: GenerationFields, call: GenerationCall) -> Response:
-        prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
+    async def answer(request: Request, prefix: str, body: GenerationFields, call: GenerationCall) -> Response:
         call_id = f"{prefix}-{uuid.uuid4().hex}"
         prepared = await service.prepare(call, call_id, request.state.tenant, request.state.origin)
-        writer = AnswerWriter(endpoint, prepared, service.model.name, f"paceline-{app.version}")
+        kind = ChatWriter if call.is_chat else CompletionWriter
+        writer: AnswerWriter = kind(prepared, service, f"paceline-{app.version}")
         try:
             if not body.stream:
                 return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))

@@ -52,20 +52,21 @@ def chat_logprobs(scores: Sequence[TokenScore], strings: TokenStrings) -> dict[s
     }
 
 
-def completion_logprobs(scores: Sequence[TokenScore], strings: TokenStrings, offset: int) -> dict[str, Any]:
-    """`logprobs` of a text completion's choice. offset: of the first token in the choice's whole text, in
-    characters."""
+def completion_logprobs(scores: Sequence[TokenScore], strings: TokenStrings, offset: int) -> tuple[dict[str, Any], int]:
+    """`logprobs` of a text completion's choice, and the offset of what follows. offset: of the first token in the
+    choice's whole text, in characters."""
     tokens = [strings.text_of(score.token_id) for score in scores]
     offsets = []
     for score in scores:
         offsets.append(offset)
         offset += len(strings.bytes_of(score.token_id).decode(errors="ignore"))
-    return {
+    written = {
         "tokens": tokens,
         "token_logprobs": [score.logprob for score in scores],
         "top_logprobs": [None if score.logprob is None else _by_text(score, strings) for score in scores],
         "text_offset": offsets,
     }
+    return written, offset
 
 
 def _by_text(score: TokenScore, strings: TokenStrings) -> dict[str, float]:

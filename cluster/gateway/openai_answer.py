@@ -1,8 +1,9 @@
-"""OpenAI's answer objects, as plain dicts: completions, chat completions, and their chunks."""
+"""OpenAI's answer objects, as plain dicts: text completions and their chunks, and the base of chat completions."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ import msgspec
 
 from actors.messages import SpeculationStats
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece, TokenSource
+from cluster.gateway.call import Piece, joined
+from cluster.gateway.logprobs import completion_logprobs
+from cluster.gateway.service import GenerationService
 
-Endpoint = Literal["completion", "chat"]
+_PREDICTION = "prediction"  # the drafter that proposes a call's prediction
 UsageChunks = Literal["none", "last", "every"]  # chunks of a stream that have usage
 
 
@@ -24,6 +27,7 @@ class AnswerTotals:
 
     num_prompt_tokens: int
     answers_per_prompt: int
+    num_prediction_tokens: int = 0
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -41,70 +45,60 @@ class AnswerTotals:
             self.stats = _sum_stats(self.stats, piece.stats)
 
     def usage(self) -> dict[str, Any]:
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+        if self.num_prediction_tokens:
+            accepted = min(self.stats.accepted_tokens.get(_PREDICTION, 0), self.num_prediction_tokens)
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": self.num_prediction_tokens - accepted,
+            }
+        return usage
 
     def speculation(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self.stats)
 
 
-class AnswerWriter:
+class AnswerWriter(ABC):
     """Writes one call's answer, whole or in chunks with the same id, time and model."""
 
-    def __init__(self, endpoint: Endpoint, prepared: PreparedCall, model: str, fingerprint: str) -> None:
-        self._is_chat = endpoint == "chat"
-        self._head = {"id": prepared.call_id, "created": int(time.time()), "model": model}
+    kind: str  # of the object that is a whole answer
+    chunk_kind: str
+
+    def __init__(self, prepared: PreparedCall, service: GenerationService, fingerprint: str) -> None:
+        self._prepared = prepared
+        self._strings = service.token_strings
+        self._head = {"id": prepared.call_id, "created": int(time.time()), "model": service.model.name}
         self._fingerprint = fingerprint
-        self._wants_stats = prepared.call.wants_stats
-        self._wants_sources = prepared.call.wants_token_sources
-        self._wants_token_ids = prepared.call.wants_token_ids
-        self._requests = prepared.requests
         self._open_choices = len(prepared.requests)
         self._begun: set[int] = set()
-        self.totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n)
+        self.totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n, prepared.num_prediction_tokens)
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        texts: list[list[str]] = [[] for _ in range(self._open_choices)]
-        token_ids: list[list[int]] = [[] for _ in range(self._open_choices)]
-        reasons: list[str | None] = [None] * self._open_choices
-        sources: list[list[TokenSource]] = [[] for _ in range(self._open_choices)]
+        by_choice: list[list[Piece]] = [[] for _ in range(self._open_choices)]
         for piece in pieces:
-            texts[piece.choice].append(piece.text)
-            sources[piece.choice] += piece.token_sources
-            token_ids[piece.choice].extend(piece.token_ids)
-            reasons[piece.choice] = piece.finish_reason or reasons[piece.choice]
+            by_choice[piece.choice].append(piece)
             self.totals.add(piece)
-        choices = []
-        for index, (parts, reason) in enumerate(zip(texts, reasons, strict=True)):
-            message = {"role": "assistant", "content": "".join(parts), "refusal": None}
-            said = {"message": message} if self._is_chat else {"text": "".join(parts)}
-            choice = self._choice(index, said, reason, sources[index])
-            choices.append(choice | self._ids_of_choice(index, token_ids[index], is_first=True))
-        answer = self._object("chat.completion" if self._is_chat else "text_completion", choices)
-        answer |= self._ids_of_chat()
+        answer = self._object(self.kind, [self._whole_choice(joined(own)) for own in by_choice])
+        answer |= self._prompt_ids()
         answer["usage"] = self.totals.usage()
-        if self._wants_stats:
+        if self._prepared.call.wants_stats:
             answer["speculation"] = self.totals.speculation()
         return answer
 
     def chunks(self, piece: Piece, usage: UsageChunks) -> list[dict[str, Any]]:
-        """The chunks for a piece; after the last piece of the call also the usage chunk, if wanted."""
+        """The chunks for a piece; after the last piece of the call also the usage chunk, if wanted. There may be none:
+        text is held back that may be the beginning of a call."""
         self.totals.add(piece)
-        written = []
         is_first = piece.choice not in self._begun
         self._begun.add(piece.choice)
-        if self._is_chat and is_first:
-            opening = self._choice(piece.choice, {"delta": {"role": "assistant", "content": ""}}, None, ())
-            written.append(self._object(self._chunk_kind(), [opening]) | self._ids_of_chat())
-        delta = {"content": piece.text} if piece.text else {}
-        said = {"delta": delta} if self._is_chat else {"text": piece.text}
-        choice = self._choice(piece.choice, said, piece.finish_reason, piece.token_sources)
-        choice |= self._ids_of_choice(piece.choice, piece.token_ids, is_first=is_first)
-        written.append(self._object(self._chunk_kind(), [choice]))
+        written = [self._object(self.chunk_kind, [choice]) for choice in self._chunk_choices(piece, is_first)]
+        if is_first and written:
+            written[0] |= self._prompt_ids()
         if piece.finish_reason is not None:
             self._open_choices -= 1
         if usage != "none":
@@ -112,38 +106,67 @@ class AnswerWriter:
                 chunk["usage"] = self.totals.usage() if usage == "every" else None
         if self._open_choices == 0:
             if usage != "none":
-                written.append(self._object(self._chunk_kind(), []))
+                written.append(self._object(self.chunk_kind, []))
                 written[-1]["usage"] = self.totals.usage()
-            if self._wants_stats:
+            if self._prepared.call.wants_stats:
                 written[-1]["speculation"] = self.totals.speculation()
         return written
 
+    @abstractmethod
+    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
+        """piece: the whole answer."""
+
+    @abstractmethod
+    def _chunk_choices(self, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
+        """One choice for each chunk. is_first: of its answer."""
+
+    def _prompt_ids(self) -> dict[str, list[int]]:
+        """Members of the answer itself, or of its first chunk."""
+        return {}
+
     def _choice(
-        self, index: int, said: dict[str, Any], finish_reason: str | None, sources: Sequence[TokenSource]
+        self, index: int, said: dict[str, Any], finish_reason: str | None, tokens: Piece | None = None
     ) -> dict[str, Any]:
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": finish_reason}
-        return {**choice, "token_sources": sources} if self._wants_sources else choice
+        """tokens: those of the choice, if it has any."""
+        call = self._prepared.call
+        logprobs = None if tokens is None or call.options.logprobs is None else self._logprobs(tokens)
+        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish_reason}
+        if call.wants_token_sources:
+            choice["token_sources"] = [] if tokens is None else tokens.token_sources
+        if call.wants_token_ids and tokens is not None:
+            choice["token_ids"] = list(tokens.token_ids)
+        return choice
 
-    def _ids_of_choice(self, choice: int, token_ids: Sequence[int], is_first: bool) -> dict[str, list[int]]:
-        """Members of a choice where token ids are wanted. A completion has the prompt's in its first chunk."""
-        if not self._wants_token_ids:
-            return {}
-        members = {"token_ids": list(token_ids)}
-        if is_first and not self._is_chat:
-            members["prompt_token_ids"] = self._requests[choice].prompt_token_ids.tolist()
-        return members
-
-    def _ids_of_chat(self) -> dict[str, list[int]]:
-        """A chat has one prompt, whose ids are a member of the answer itself."""
-        if not self._wants_token_ids or not self._is_chat:
-            return {}
-        return {"prompt_token_ids": self._requests[0].prompt_token_ids.tolist()}
-
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self._is_chat else "text_completion"
+    @abstractmethod
+    def _logprobs(self, tokens: Piece) -> dict[str, Any]: ...
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "system_fingerprint": self._fingerprint, "choices": choices}
+
+
+class CompletionWriter(AnswerWriter):
+    """Text completions."""
+
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, prepared: PreparedCall, service: GenerationService, fingerprint: str) -> None:
+        super().__init__(prepared, service, fingerprint)
+        self._offsets = [0] * len(prepared.requests)  # characters of the tokens so far
+
+    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
+        (choice,) = self._chunk_choices(piece, is_first=True)
+        return choice
+
+    def _chunk_choices(self, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
+        choice = self._choice(piece.choice, {"text": piece.text}, piece.finish_reason, piece)
+        if is_first and self._prepared.call.wants_token_ids:
+            choice["prompt_token_ids"] = self._prepared.requests[piece.choice].prompt_token_ids.tolist()
+        return [choice]
+
+    def _logprobs(self, tokens: Piece) -> dict[str, Any]:
+        offset = self._offsets[tokens.choice]
+        written, self._offsets[tokens.choice] = completion_logprobs(tokens.scores, self._strings, offset)
+        return written
 
 
 def _sum_stats(total: SpeculationStats, part: SpeculationStats) -> SpeculationStats:

@@ -95,4 +95,5 @@ def _rest_of(request: GenerationRequest, delivered: list[int], elapsed_s: float)
         prompt_token_ids=np.concatenate([request.prompt_token_ids, np.asarray(delivered, dtype=np.int32)]),
         num_output_in_prompt=request.num_output_in_prompt + len(delivered),
         max_new_tokens=request.max_new_tokens - len(delivered),
+        num_prompt_logprobs=-1,  # they came with the first tokens
     )

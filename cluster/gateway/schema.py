@@ -25,12 +25,12 @@ from cluster.generation import (
     GenerationOptions,
     LogitBias,
     MaxDraftTokens,
+    NumLogprobs,
     NumNewTokens,
     SamplingFields,
 )
 from cluster.structured_outputs import StructuredOutputs
-from cluster.text.chat_template import TemplateOptions, check_variables
-from cluster.text.text_codec import ChatMessage, Conversation, Prompt
+from cluster.text.text_codec import Prompt
 from cluster.validation import StrictFields, counted, field_path, first_problem, shown, size_of
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
@@ -116,33 +116,9 @@ class CompletionBody(GenerationFields):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     add_special_tokens: bool | None = None  # null: true
-
-
-class Message(StrictFields):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: None = None
-    audio: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-
-
-class TemplateFields(StrictFields):
-    """How messages become a prompt."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    add_generation_prompt: bool | None = None  # null: unless continue_final_message
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool | None = None  # the template writes them: it must not be true
-
-
-class ChatBody(TemplateFields, GenerationFields):
-    """POST /v1/chat/completions."""
-
-    max_completion_tokens: NumNewTokens | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0: with echo
+    logprobs: NumLogprobs | None = None
+    echo: bool | None = None  # the text and its log-probabilities begin with the prompt
 
 
 def parse_json_object(data: bytes, field: str = "body") -> dict[str, Any]:
@@ -177,48 +153,34 @@ def parse_fields(
 
 
 def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
-    call = _call(body, body.max_tokens, prompts=prompts_of(body.prompt), prompt_field="prompt", timeout_s=timeout_s)
+    """Raises InvalidRequest."""
+    echo, max_tokens = bool(body.echo), body.max_tokens
+    if max_tokens == 0 and not echo:
+        raise InvalidRequest("max_tokens", 0, "it must be at least 1; 0 needs echo: true")
+    call = make_call(
+        body,
+        None if max_tokens is None else max(1, max_tokens),
+        prompts=prompts_of(body.prompt),
+        prompt_field="prompt",
+        logprobs=body.logprobs,
+        timeout_s=timeout_s,
+    )
+    call = replace(call, echo=echo, hides_answer=max_tokens == 0)
+    if echo and body.logprobs is not None:
+        call = replace(call, options=call.options.model_copy(update={"prompt_logprobs": body.logprobs}))
     return call if body.add_special_tokens is None else replace(call, add_special_tokens=body.add_special_tokens)
 
 
-def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
-    newer = body.max_completion_tokens
-    max_tokens = body.max_tokens if newer is None else newer
-    conversation = conversation_of(body)
-    call = _call(body, max_tokens, prompts=(conversation,), prompt_field="messages", timeout_s=timeout_s)
-    call = replace(call, template=template_options(body))
-    return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
-
-
-def conversation_of(body: TemplateFields) -> Conversation:
-    return tuple(
-        ChatMessage("system" if message.role == "developer" else message.role, _text(message.content))
-        for message in body.messages
-    )
-
-
-def template_options(body: TemplateFields) -> TemplateOptions:
-    """Raises InvalidRequest for options that exclude each other, or that are not the template's."""
-    variables = body.chat_template_kwargs or {}
-    check_variables(variables, "chat_template_kwargs")
-    if body.add_special_tokens:
-        raise InvalidRequest("add_special_tokens", True, "the chat template writes the special tokens; leave it out")
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        limit = "with continue_final_message it must be false; leave it out"
-        raise InvalidRequest("add_generation_prompt", True, limit)
-    opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    return TemplateOptions(opens, continues, variables)
-
-
-def _call(
+def make_call(
     body: GenerationFields,
     max_tokens: int | None,
     *,
     prompts: tuple[Prompt, ...],
     prompt_field: str,
+    logprobs: int | None,
     timeout_s: float | None,
 ) -> GenerationCall:
+    """logprobs: as in `GenerationOptions`. Raises InvalidRequest."""
     speculation = body.speculation or SpeculationFields()
     stream_options = body.stream_options or StreamOptions()
     constraint, constraint_field = constraint_of(body)
@@ -228,7 +190,7 @@ def _call(
         prompt_field=prompt_field,
         model=body.model,
         n=body.n or 1,
-        options=_options(body, max_tokens, constraint),
+        options=_options(body, max_tokens, constraint, logprobs),
         constraint_field=constraint_field,
         stop=_stops(body.stop),
         shows_stop=bool(body.include_stop_str_in_output),
@@ -238,12 +200,14 @@ def _call(
         wants_stats=speculation.stats,
         wants_token_sources=speculation.token_sources,
         wants_token_ids=bool(body.return_token_ids),
-        prediction=_text(body.prediction.content) if body.prediction else "",
+        prediction=text_of(body.prediction.content) if body.prediction else "",
         timeout_s=timeout_s,
     )
 
 
-def _options(body: GenerationFields, max_tokens: int | None, constraint: StructuredOutputs | None) -> GenerationOptions:
+def _options(
+    body: GenerationFields, max_tokens: int | None, constraint: StructuredOutputs | None, logprobs: int | None
+) -> GenerationOptions:
     speculation = body.speculation or SpeculationFields()
     sampling = {name: getattr(body, name) for name in SamplingFields.model_fields}
     if body.temperature is None:
@@ -255,6 +219,7 @@ def _options(body: GenerationFields, max_tokens: int | None, constraint: Structu
         max_new_tokens=max_tokens,
         logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
         ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
         drafters=drafters if speculation.enabled else (),
         max_draft_tokens=speculation.max_draft_tokens,
         namespace=speculation.namespace or "",
@@ -298,7 +263,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _text(content: str | list[TextPart] | None) -> str:
+def text_of(content: str | list[TextPart] | None) -> str:
     if isinstance(content, list):
         return "".join(part.text for part in content)
     return content or ""

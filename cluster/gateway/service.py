@@ -33,7 +33,9 @@ from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
-from cluster.text.text_codec import TextCodec
+from cluster.text.text_codec import EncodedPrompt, TextCodec
+from cluster.text.token_strings import TokenStrings
+from cluster.text.tools.answer_parser import AnswerParser
 from cluster.validation import counted
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class GenerationService:
         self.last_status: RouterStatus | None = None  # None: no router has answered
         self._followed: tuple[RouterStatus, float] | None = None  # by `follow_router`, and when it was heard
         self.metrics = metrics or GatewayMetrics()
-        self.codec = TextCodec(tokenizer, model.name)
+        self.codec = TextCodec(tokenizer, model.name, model.tool_parser)
+        self.token_strings = TokenStrings(tokenizer, self.codec, model.name)
         self._config = config
 
     @property
@@ -192,13 +195,19 @@ class GenerationService:
         _check_call(call, model, self._config.max_stops)
         deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
         sharing = None if tenant is None else tenant.sharing
-        outputs, grammar = call.options.structured_outputs, ""
-        if outputs is not None:
-            grammar = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
-        scope = scope_of(sharing, call.options.cache, call.cache_salt, call.options.namespace, grammar)
+        calls, content = await self._grammars(call)
+        options = call.options
+        scope = scope_of(sharing, options.cache, call.cache_salt, options.namespace, calls + content)
         if scope.reads_others:
             call = replace(call, wants_stats=False, wants_token_sources=False)  # they would tell what others have said
-        prompts, prediction = await self._encode(call, model)
+        encoded, prediction = await self._encode(call, model)
+        prompts = [prompt.token_ids for prompt in encoded]
+        starts_inside = encoded[0].starts_inside_thought
+        grammar = content
+        if call.is_chat:
+            grammar = self.codec.chat_format.whole_grammar(call.tool_use, calls, content, starts_inside)
+            if self.codec.chat_format.parser(call.tool_use, starts_inside) is not None:
+                call = replace(call, skip_special_tokens=False)
         budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
         timeout_s = max(0.001, deadline - time.monotonic())
         shared = _request_of(call, model, scope, tenant, grammar)
@@ -212,7 +221,7 @@ class GenerationService:
                 max_new_tokens=budgets[index],
                 timeout_s=timeout_s,
                 # Statistics in each chunk, for a stop string ends a request here, before its last chunk.
-                wants_stats=call.wants_stats or (trace is not None and bool(call.stop)),
+                wants_stats=call.wants_stats or (bool(call.stop) and (trace is not None or bool(call.prediction))),
                 prediction_token_ids=prediction[: model.max_model_len],
                 caller_id=origin.request_id,
                 timed_rounds=-1 if trace is None else trace.round_spans,
@@ -227,6 +236,8 @@ class GenerationService:
             call=call,
             requests=requests,
             num_prompt_tokens=sum(len(prompt) for prompt in prompts),
+            num_prediction_tokens=0 if scope.reads_others else len(prediction),
+            starts_inside_thought=starts_inside,
             deadline=time.monotonic() + timeout_s,
             scope=scope,
             stream_shape=stream_shape(self._config, tenant is not None, call.wants_padding),
@@ -234,15 +245,31 @@ class GenerationService:
             trace=trace,
         )
 
-    async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[np.ndarray], np.ndarray]:
-        """The prompts and the prediction, int32 [n] each."""
-        prompts: list[np.ndarray] = []
+    async def _grammars(self, call: GenerationCall) -> tuple[str, str]:
+        """Of calls of tools, and of the content, "": none. Raises InvalidRequest."""
+        outputs, content = call.options.structured_outputs, ""
+        if outputs is not None:
+            content = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
+        calls = self.codec.chat_format.calls_grammar(call.tool_use, bool(content)) if call.is_chat else ""
+        return calls, content
+
+    def answer_parser(self, prepared: PreparedCall) -> AnswerParser | None:
+        """A new one for each answer of a chat; None: all of it is content."""
+        return self.codec.chat_format.parser(prepared.call.tool_use, prepared.starts_inside_thought)
+
+    async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[EncodedPrompt], np.ndarray]:
+        """The prompts and the prediction, int32 [n]."""
+        prompts: list[EncodedPrompt] = []
         for prompt in call.prompts:
             if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
                 check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
             prompts.append(
                 await self.codec.encode_prompt(
-                    prompt, call.prompt_field, add_special_tokens=call.add_special_tokens, template=call.template
+                    prompt,
+                    call.prompt_field,
+                    add_special_tokens=call.add_special_tokens,
+                    template=call.template,
+                    tool_use=call.tool_use,
                 )
             )
         return prompts, await self.codec.encode_text(call.prediction)
@@ -267,7 +294,15 @@ class GenerationService:
         context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
         sources = TextSources() if prepared.call.wants_token_sources else None
         text = AnswerText(self.codec, prepared.call, request, context, sources)
-        return Answer(prepared, choice, text, self.metrics).pieces(self.router, by_token=bool(shape.num_tokens))
+        echoed = self._prompt_text(prepared, choice) if prepared.call.echo else None
+        return Answer(prepared, choice, text, self.metrics, echoed).pieces(self.router, by_token=bool(shape.num_tokens))
+
+    def _prompt_text(self, prepared: PreparedCall, choice: int) -> str:
+        prompt = prepared.call.prompts[choice // prepared.call.n]
+        if isinstance(prompt, str):
+            return prompt
+        token_ids = prepared.requests[choice].prompt_token_ids.tolist()
+        return self.codec.decode(token_ids, prepared.call.skip_special_tokens)
 
 
 async def _traced(
@@ -331,7 +366,9 @@ def _request_of(
         max_new_tokens=1,
         stop_token_ids=stop_token_ids,
         grammar=grammar,
-        grammar_field=call.constraint_field,
+        grammar_field=call.constraint_field or "tools",
+        num_logprobs=options.num_logprobs,
+        num_prompt_logprobs=options.num_prompt_logprobs,
         drafters=options.drafters,
         max_draft_tokens=options.max_draft_tokens,
         tenant="" if tenant is None else tenant.id,

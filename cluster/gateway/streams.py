@@ -58,7 +58,7 @@ async def shaped(pieces: AsyncGenerator[Piece, None], shape: StreamShape) -> Asy
             portions = _as_they_fill(pieces, held)
         async with aclosing(portions):
             async for piece in portions:
-                if piece.text or piece.token_ids or piece.finish_reason is not None:
+                if piece.text or piece.token_ids or piece.scores or piece.finish_reason is not None:
                     yield piece
 
 

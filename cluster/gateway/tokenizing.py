@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from actors.errors import InvalidRequest
-from cluster.gateway.schema import TemplateFields, conversation_of, parse_fields, template_options
+from cluster.gateway.chat_schema import TemplateFields, conversation_of, template_options, tool_use
+from cluster.gateway.schema import parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.generation import check_token_ids
+from cluster.text.chat_format import NO_TOOLS
 from cluster.text.chat_template import TemplateOptions
 from cluster.text.text_codec import Prompt
 from cluster.validation import StrictFields
@@ -71,12 +73,12 @@ async def tokenize(service: GenerationService, body: TokenizeBody) -> Tokenized:
     service.check_model(body.model)
     prompt: Prompt
     if isinstance(body, TokenizePromptBody):
-        prompt, field, template = body.prompt, "prompt", TemplateOptions()
+        prompt, field, template, tools = body.prompt, "prompt", TemplateOptions(), NO_TOOLS
     else:
-        prompt, field, template = conversation_of(body), "messages", template_options(body)
+        prompt, field, template, tools = conversation_of(body), "messages", template_options(body), tool_use(body)
     adds = body.add_special_tokens is not False
-    found = await service.codec.encode_prompt(prompt, field, add_special_tokens=adds, template=template)
-    token_ids: list[int] = found.tolist()
+    found = await service.codec.encode_prompt(prompt, field, add_special_tokens=adds, template=template, tool_use=tools)
+    token_ids: list[int] = found.token_ids.tolist()
     strings = service.codec.token_strings(token_ids) if body.return_token_strs else None
     return Tokenized(token_ids, service.model.max_model_len, strings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import jinja2
 import numpy as np
 
 from actors.errors import InvalidRequest
+from cluster.text.chat_format import NO_TOOLS, ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions
 from cluster.validation import counted
 
@@ -20,8 +21,30 @@ _OFF_LOOP_CHARS = 4096  # shorter texts encode faster than a thread switch
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    role: str  # system, developer, user, assistant
+    role: str  # system, developer, user, assistant, tool
     content: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()  # OpenAI's objects
+    tool_call_id: str | None = None  # of the call that a message of role tool answers
+    reasoning_content: str | None = None
+
+    def as_object(self) -> dict[str, Any]:
+        """OpenAI's message, with the fields that are set."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = list(self.tool_calls)
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """starts_inside_thought: the chat template has begun a thought for the model."""
+
+    token_ids: np.ndarray  # int32 [n]
+    starts_inside_thought: bool = False
 
 
 Conversation = tuple[ChatMessage, ...]
@@ -31,9 +54,11 @@ Prompt = str | tuple[int, ...] | Conversation  # text, token ids, or messages fo
 class TextCodec:
     """Wraps a `transformers` tokenizer. Uses its Rust tokenizer directly, which needs no lock and truncates nothing."""
 
-    def __init__(self, tokenizer: Any, model_name: str) -> None:
+    def __init__(self, tokenizer: Any, model_name: str, tool_parser: str = "auto") -> None:
+        """tool_parser: see `ChatFormat`."""
         self._tokenizer = tokenizer
         self._model_name = model_name
+        self.chat_format = ChatFormat(tokenizer, tool_parser)
         self._rust = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = threading.Lock()  # for tokenizers written in Python
         if self._rust is not None:
@@ -51,23 +76,27 @@ class TextCodec:
         *,
         add_special_tokens: bool = True,
         template: TemplateOptions | None = None,
-    ) -> np.ndarray:
-        """int32 [n]. Long texts are tokenised in a thread. Raises InvalidRequest for messages the template refuses.
+        tool_use: ToolUse = NO_TOOLS,
+    ) -> EncodedPrompt:
+        """Long texts are tokenised in a thread. Raises InvalidRequest for messages the template refuses.
 
-        add_special_tokens: concerns texts. template: concerns messages; None: the defaults.
+        add_special_tokens: concerns texts. template, tool_use: concern messages. template None: the defaults.
         """
         if isinstance(prompt, str):
-            return await self._off_loop_when_long(len(prompt), self._encode, prompt, add_special_tokens)
+            return EncodedPrompt(await self._off_loop_when_long(len(prompt), self._encode, prompt, add_special_tokens))
         if prompt and isinstance(prompt[0], ChatMessage):
             length = sum(len(message.content) for message in prompt if isinstance(message, ChatMessage))
-            return await self._off_loop_when_long(
-                length, self._encode_conversation, prompt, field, template or TemplateOptions()
+            length += sum(len(str(tool.parameters)) for tool in tool_use.callable_tools)
+            encoded: EncodedPrompt = await self._off_loop_when_long(
+                length, self._encode_conversation, prompt, field, template or TemplateOptions(), tool_use
             )
-        return np.asarray(prompt, dtype=np.int32)
+            return encoded
+        return EncodedPrompt(np.asarray(prompt, dtype=np.int32))
 
     async def encode_text(self, text: str) -> np.ndarray:
         """int32 [n], no special tokens added."""
-        return await self._off_loop_when_long(len(text), self._encode, text, False)
+        token_ids: np.ndarray = await self._off_loop_when_long(len(text), self._encode, text, False)
+        return token_ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text, without special tokens if they are skipped; U+FFFD for invalid bytes."""
@@ -84,7 +113,7 @@ class TextCodec:
         """The tokens as the vocabulary writes them, special ones too."""
         return [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(token_ids))]
 
-    async def _off_loop_when_long(self, length: int, encode: Any, *arguments: Any) -> np.ndarray:
+    async def _off_loop_when_long(self, length: int, encode: Any, *arguments: Any) -> Any:
         if length < _OFF_LOOP_CHARS:
             return encode(*arguments)
         return await asyncio.to_thread(encode, *arguments)
@@ -96,8 +125,8 @@ class TextCodec:
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
 
     def _encode_conversation(
-        self, messages: Sequence[ChatMessage], field: str, template: TemplateOptions
-    ) -> np.ndarray:
+        self, messages: Sequence[ChatMessage], field: str, template: TemplateOptions, tool_use: ToolUse
+    ) -> EncodedPrompt:
         if not self._tokenizer.chat_template:
             raise InvalidRequest(
                 field,
@@ -105,9 +134,10 @@ class TextCodec:
                 f"model {self._model_name!r} has no chat template; send a prompt instead",
                 "unsupported_value",
             )
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        objects = [message.as_object() for message in messages]
+        turns, tools = self.chat_format.template_input(objects, tool_use, field)
         try:
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False, **template.arguments())
+            text = self._tokenizer.apply_chat_template(turns, tools, tokenize=False, **template.arguments())
         except jinja2.TemplateError as error:
             raise InvalidRequest(
                 field, counted(len(messages), "message"), f"the model's chat template refuses them: {error}"
@@ -117,4 +147,4 @@ class TextCodec:
             limit = "the model's chat template cannot be rendered with them and the given options"
             raise InvalidRequest(field, counted(len(messages), "message"), limit) from None
         # The template has written the special tokens already.
-        return self._encode(text, False)
+        return EncodedPrompt(self._encode(text, False), self.chat_format.starts_inside_thought(text))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from actors.errors import InvalidRequest
-from cluster.gateway.schema import ChatBody, CompletionBody, chat_call, completion_call, parse_fields
+from cluster.gateway.chat_schema import ChatBody, chat_call
+from cluster.gateway.schema import CompletionBody, completion_call, parse_fields
 from cluster.structured_outputs import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

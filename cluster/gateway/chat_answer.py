@@ -1,0 +1,111 @@
+"""OpenAI's chat completions and their chunks: content, reasoning and calls of tools."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from cluster.gateway.answer import PreparedCall
+from cluster.gateway.call import Piece
+from cluster.gateway.logprobs import chat_logprobs
+from cluster.gateway.openai_answer import AnswerWriter
+from cluster.gateway.service import GenerationService
+from cluster.text.tools.answer_parser import AnswerParser
+from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
+from cluster.text.tools.tool import NamedFunction
+
+
+class ChatEvents:
+    """What the text of one answer says, piece by piece."""
+
+    def __init__(self, parser: AnswerParser | None) -> None:
+        self._parser = parser
+        self.has_calls = False
+
+    def of(self, piece: Piece) -> list[Event]:
+        if self._parser is None:
+            return [Content(piece.text)] if piece.text else []
+        events = self._parser.push(piece.text)
+        if piece.finish_reason is not None:
+            events += self._parser.finish()
+        self.has_calls = self.has_calls or any(isinstance(event, CallBegin) for event in events)
+        return events
+
+
+class ChatWriter(AnswerWriter):
+    """Chat completions."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, prepared: PreparedCall, service: GenerationService, fingerprint: str) -> None:
+        super().__init__(prepared, service, fingerprint)
+        self._events = [ChatEvents(service.answer_parser(prepared)) for _ in prepared.requests]
+
+    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
+        events = self._events[piece.choice].of(piece)
+        content, calls = text_of(events, Content), calls_of(events)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = calls
+        if reasoning := text_of(events, Reasoning):
+            message["reasoning_content"] = reasoning
+        return self._choice(piece.choice, {"message": message}, self._finish_reason(piece), piece)
+
+    def _chunk_choices(self, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}] if is_first else []
+        deltas += [_delta(event) for event in self._events[piece.choice].of(piece)]
+        has_tokens = bool(piece.token_ids or piece.scores or piece.token_sources)
+        if len(deltas) == is_first and (has_tokens or piece.finish_reason is not None):
+            deltas.append({})
+        choices = [self._choice(piece.choice, {"delta": delta}, None) for delta in deltas]
+        if len(deltas) > is_first:
+            choices[-1] = self._choice(piece.choice, {"delta": deltas[-1]}, self._finish_reason(piece), piece)
+        return choices
+
+    def _finish_reason(self, piece: Piece) -> str | None:
+        """tool_calls, if the model chose to call; a call of a function that the request names ends with stop, as
+        OpenAI's do."""
+        is_named = isinstance(self._prepared.call.tool_use.choice, NamedFunction)
+        if piece.finish_reason == "stop" and self._events[piece.choice].has_calls and not is_named:
+            return "tool_calls"
+        return piece.finish_reason
+
+    def _logprobs(self, tokens: Piece) -> dict[str, Any]:
+        return chat_logprobs(tokens.scores, self._strings)
+
+    def _prompt_ids(self) -> dict[str, list[int]]:
+        """A chat has one prompt."""
+        if not self._prepared.call.wants_token_ids:
+            return {}
+        return {"prompt_token_ids": self._prepared.requests[0].prompt_token_ids.tolist()}
+
+
+def text_of(events: list[Event], kind: type[Content] | type[Reasoning]) -> str:
+    return "".join([event.text for event in events if isinstance(event, kind)])
+
+
+def calls_of(events: list[Event]) -> list[dict[str, Any]]:
+    """The calls of a whole answer, as OpenAI's objects."""
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, CallBegin):
+            calls.append({"id": new_call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
+        elif isinstance(event, CallArguments):
+            calls[event.index]["function"]["arguments"] += event.text
+    return calls
+
+
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    if isinstance(event, Content):
+        return {"content": event.text}
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text}
+    if isinstance(event, CallBegin):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": new_call_id(), "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
