@@ -158,7 +158,7 @@ byId('prompt').onkeydown = (event) => {
   send();
 };
 document.addEventListener('keydown', (event) => {
-  if (event.key !== 'Escape' || byId('key-dialog').open) return;
+  if (event.key !== 'Escape' || event.isComposing || byId('key-dialog').open) return;
   if (byId('options').open) {
     byId('options').open = false;
     byId('options').querySelector('summary').focus();

@@ -89,7 +89,13 @@ async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin
         for path in OPEN_PATHS | PAGE_PATHS:
             assert (await client.get(path)).status_code == 200
             assert (await client.head(path)).status_code == 200
-        routes = {route.path for route in app.routes} | {"/nothing", "/livez/", "http://gateway//livez", "/v1/models/toy", "/LIVEZ"}
+        routes = {route.path for route in app.routes} | {
+            "/nothing",
+            "/livez/",
+            "http://gateway//livez",
+            "/v1/models/toy",
+            "/LIVEZ",
+        }
         for path in sorted(routes - OPEN_PATHS - PAGE_PATHS):
             for method in ("GET", "HEAD", "POST", "OPTIONS"):
                 answer = await client.request(method, path.replace("{", "").replace("}", ""))
