@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup serve check test test-slow test-browser lint format proto lock image-lock k8s sbom scan clean
 
 help:  ## this list
-	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(MODEL)  ## virtual environment in .venv with everything pinned, and the demo model
 

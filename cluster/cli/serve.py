@@ -150,6 +150,8 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
             )
             typer.echo(f"http    http://{gateway.host}:{gateway.http_port}/v1")
             typer.echo(f"grpc    {gateway.host}:{gateway.grpc_port} (paceline.v1.Inference)")
+            if gateway.page:
+                typer.echo(f"page    http://{gateway.host}:{gateway.http_port}/")
         if _wait_until_ready(gateway, stop):
             typer.echo("ready")
         stop.wait()

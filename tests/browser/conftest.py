@@ -101,12 +101,13 @@ def visit(browser: Any, gateway: tuple[str, EchoRouter], router: EchoRouter) -> 
 
 
 @pytest.fixture(scope="module")
-def guarded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of a gateway that serves tenants only, and a key."""
+def guarded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str]]:
+    """The address of a gateway that serves tenants only, a key, and the key of a tenant who reads what others wrote."""
     registry = tmp_path_factory.mktemp("tenants") / "tenants.json"
-    key = TenantAdministration(registry, allow_shared=False).add("a", {}).key
+    tenants = TenantAdministration(registry, allow_shared=False)
+    keys = tenants.add("a", {}).key, tenants.add("b", {"policy": "group", "group": "g"}).key
     metrics = GatewayMetrics()
     access = TenantAccess(registry, may_be_open=False)
     gatekeeper = Gatekeeper(access, 1, metrics.tenant_refusals, metrics.tenant_registry_failures)
     with echo_gateway("toy", metrics=metrics, gatekeeper=gatekeeper) as (address, _, _):
-        yield f"http://{address}", key
+        yield f"http://{address}", *keys

@@ -26,7 +26,7 @@ def test_endpoints_and_fields_are_those_of_the_openapi_document(visit):
 
 
 def test_it_asks_for_a_key_where_there_are_tenants(browser, guarded):
-    origin, key = guarded
+    origin, key, _ = guarded
     with Visit(browser, origin) as visit:
         page = visit.open("/docs")
         page.get_by_role("dialog").get_by_label("Key", exact=True).fill(key)

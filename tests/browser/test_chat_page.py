@@ -117,6 +117,21 @@ def test_stop_cancels_the_sequence_and_keeps_what_was_said(visit, router):
     expect(answer_of(page, 1)).to_have_attribute("aria-busy", "false")
 
 
+def test_a_comparison_that_was_stopped_can_be_made_again(visit, router):
+    page = visit.open()
+    visit.send(WORDS)
+    again = page.get_by_role("button", name="Run without speculation")
+    expect(again).to_be_visible()
+    router.delay_s = 0.05
+    again.click()
+    expect(answer_of(page, 1).locator(".text")).not_to_be_empty()
+    page.keyboard.press("Escape")
+    router.delay_s = 0.001
+    again.click()
+    expect(page.locator(".compared")).to_contain_text("Both texts are the same.")
+    expect(page.locator(".run")).to_have_count(2)
+
+
 def test_a_conversation_goes_on_until_a_new_one_begins(visit, router):
     page = visit.open()
     page.get_by_text("Options").click()
@@ -222,7 +237,7 @@ def test_answers_are_announced_once_they_are_complete(visit):
 
 
 def test_a_server_of_tenants_asks_for_a_key_and_keeps_it_in_memory(browser, guarded):
-    origin, key = guarded
+    origin, key, _ = guarded
     with Visit(browser, origin) as visit:
         page = visit.open()
         expect(page.get_by_text("This server asks for an API key")).to_be_visible()
@@ -244,6 +259,21 @@ def test_a_server_of_tenants_asks_for_a_key_and_keeps_it_in_memory(browser, guar
         expect(page.get_by_text("This server asks for an API key")).to_be_visible()
         page.reload()
         expect(page.get_by_text("This server asks for an API key")).to_be_visible()
+
+
+def test_where_sources_are_withheld_the_text_has_no_colours(browser, guarded):
+    origin, _, key = guarded
+    with Visit(browser, origin) as visit:
+        page = visit.open()
+        page.get_by_role("button", name="API key").click()
+        page.get_by_label("Key", exact=True).fill(key)
+        page.keyboard.press("Enter")
+        visit.send(WORDS)
+        expect(answer_of(page)).to_have_attribute("aria-busy", "false")
+        expect(answer_of(page).locator(".text")).to_contain_text(WORDS)
+        expect(speed_of(answer_of(page))).to_contain_text("256 tokens")
+        assert answer_of(page).locator(".drafted").count() == 0
+        assert answer_of(page).get_by_role("listitem").count() == 0
 
 
 def test_without_a_key_the_error_stays(browser, guarded):

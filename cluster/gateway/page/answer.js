@@ -35,7 +35,7 @@ class Speed {
   show(element) {
     const facts = [plural(this.tokens, 'token')];
     if (this.rounds) facts.push(`${(this.tokens / this.rounds).toFixed(2)} tokens a round`);
-    if (this.firstAt !== null) facts.push(`first after ${Math.round(this.firstAt - this.begun)} ms`);
+    if (this.firstAt !== null) facts.push(`first token after ${Math.round(this.firstAt - this.begun)} ms`);
     const speed = this.perSecond === null ? [] : [make('strong', {}, `${this.perSecond.toFixed(1)} tokens/s`), ' · '];
     element.replaceChildren(...speed, facts.join(' · '));
   }

@@ -27,6 +27,7 @@ class Turn {
     if (running) return;
     running = new AbortController();
     this.trouble?.remove();
+    if (this.runs.length === 2) this.runs.pop().element.remove();  // it was not completed
     this.other.hidden = true;
     const run = new Run(speculates);
     this.runs.push(run);
@@ -70,8 +71,8 @@ class Turn {
 
   /** Offers the answer that is missing for a comparison, or compares. */
   offer() {
-    const [first] = this.runs;
-    this.other.hidden = this.runs.length !== 1 || !first.isWhole;
+    const [first, second] = this.runs;
+    this.other.hidden = !first?.isWhole || Boolean(second?.isWhole);
     this.other.textContent = first?.speculates ? 'Run without speculation' : 'Run with speculation';
     const words = this.runs.length === 2 ? comparison(this.runs) : null;
     this.compared.hidden = words === null;
@@ -157,7 +158,7 @@ byId('prompt').onkeydown = (event) => {
   send();
 };
 document.addEventListener('keydown', (event) => {
-  if (event.key !== 'Escape' || byId('key-dialog').open) return;
+  if (event.key !== 'Escape' || event.isComposing || byId('key-dialog').open) return;
   if (byId('options').open) {
     byId('options').open = false;
     byId('options').querySelector('summary').focus();

@@ -25,13 +25,20 @@ function typeNodes(schema) {
 }
 
 const limits = [
-  ['minimum', 'at least'], ['exclusiveMinimum', 'above'], ['maximum', 'at most'], ['exclusiveMaximum', 'below'],
-  ['minLength', 'characters at least'], ['maxLength', 'characters at most'],
-  ['minItems', 'items at least'], ['maxItems', 'items at most'], ['pattern', 'pattern'],
+  ['minimum', 'at least', ''], ['exclusiveMinimum', 'above', ''], ['maximum', 'at most', ''], ['exclusiveMaximum', 'below', ''],
+  ['minLength', 'at least', ' characters'], ['maxLength', 'at most', ' characters'],
+  ['minItems', 'at least', ' items'], ['maxItems', 'at most', ' items'], ['pattern', 'like', ''],
 ];
 
+/** Integers that JavaScript cannot hold are powers of two here. */
+function limitText(value) {
+  if (typeof value !== 'number' || Number.isSafeInteger(value) || !Number.isInteger(value)) return value;
+  return `${value < 0 ? '-' : ''}2^${Math.log2(Math.abs(value))}`;
+}
+
 function limitNodes(schema) {
-  const told = limits.filter(([key]) => schema[key] !== undefined).map(([key, words]) => `${words} ${schema[key]}`);
+  const told = limits.filter(([key]) => schema[key] !== undefined)
+    .map(([key, words, unit]) => `${words} ${limitText(schema[key])}${unit}`);
   return told.length ? [` (${told.join(', ')})`] : [];
 }
 
@@ -52,7 +59,7 @@ const describe = (text) => (text ? [make('p', { className: 'description' }, text
 
 function endpoint(method, path, operation) {
   const title = make('h3', {}, make('span', { className: 'method' }, method.toUpperCase()), code(path));
-  const section = make('section', {}, title, ...describe(operation.description ?? operation.summary));
+  const section = make('section', {}, title, ...describe(operation.description));
   const body = operation.requestBody?.content?.['application/json']?.schema;
   if (body) section.append(make('p', {}, 'Body: ', ...typeNodes(body)));
   for (const parameter of operation.parameters ?? []) {

@@ -45,7 +45,7 @@ class ColouredText {
     if (!this.counts.has(source)) {
       const number = make('span', { className: 'number' });
       this.counts.set(source, [0, number]);
-      this.legend.append(make('li', {}, this.entry(source, number)));
+      this.legend[source === TARGET ? 'prepend' : 'append'](make('li', {}, this.entry(source, number)));
     }
     const entry = this.counts.get(source);
     entry[0] += 1;
