@@ -43,8 +43,7 @@ class DeepSeekV31:
         lark = Lark(special_token_id)
         bodies = []
         for index, tool in enumerate(tools_of(tools, choice)):
-            lark.rule(f"arguments_{index}", arguments_rule(tool))
-            bodies.append(f"{lark.marks(tool.name, _SEPARATOR)} arguments_{index}")
+            bodies.append(f"{lark.marks(tool.name, _SEPARATOR)} {arguments_rule(lark, tool, index)}")
         return _answer(lark, bodies, lark.mark(_BEGIN), lark.mark(_END), "", choice, parallel)
 
 
@@ -64,9 +63,8 @@ class DeepSeekV3:
         lark = Lark(special_token_id)
         bodies = []
         for index, tool in enumerate(tools_of(tools, choice)):
-            lark.rule(f"arguments_{index}", arguments_rule(tool))
             head = f"{tool.name}\n{_CODE_BEGIN}"
-            bodies.append(f"{quoted(head)} arguments_{index}")
+            bodies.append(f"{quoted(head)} {arguments_rule(lark, tool, index)}")
         begin, end = lark.marks(_BEGIN, _KIND, _SEPARATOR), lark.marks(_CODE_END, _END)
         return _answer(lark, bodies, begin, end, quoted("\n"), choice, parallel)
 

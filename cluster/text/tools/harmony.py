@@ -43,8 +43,9 @@ class Harmony:
         lark = Lark(special_token_id)
         bodies = []
         for index, tool in enumerate(tools_of(tools, choice)):
-            lark.rule(f"arguments_{index}", arguments_rule(tool))
-            bodies.append(f"{lark.marks(tool.name + ' ', _CONSTRAIN, 'json', _MESSAGE)} arguments_{index}")
+            bodies.append(
+                f"{lark.marks(tool.name + ' ', _CONSTRAIN, 'json', _MESSAGE)} {arguments_rule(lark, tool, index)}"
+            )
         next_message = lark.marks(_START, "assistant")
         text = lark.text_up_to("text_and_end", _END)
         lark.rule("thought", f"{lark.marks(_CHANNEL, 'analysis', _MESSAGE)} {text} {next_message}")

@@ -21,9 +21,17 @@ class Lark:
     def __init__(self, special_token_id: SpecialTokenId) -> None:
         self._special_token_id = special_token_id
         self._rules: dict[str, str] = {}
+        self._shared: dict[str, str] = {}  # names of rules by their bodies
 
     def rule(self, name: str, body: str) -> None:
         self._rules[name] = body
+
+    def shared_rule(self, name: str, body: str) -> str:
+        """The name of a rule with this body: another one's, if there is one. Each schema is compiled once."""
+        shared = self._shared.setdefault(body, name)
+        if shared == name:
+            self.rule(name, body)
+        return shared
 
     def mark(self, text: str) -> str:
         """A special token if the vocabulary has one, otherwise its characters."""
@@ -48,12 +56,19 @@ class Lark:
     def is_special(self, text: str) -> bool:
         return self._special_token_id(text) is not None
 
-    def text_up_to(self, name: str, mark: str, content: str = ANY_TEXT) -> str:
+    def text_up_to(self, name: str, mark: str) -> str:
         """A rule of this name: text that ends with the first of this mark."""
         if self.is_special(mark):
-            self.rule(name, f"{content} {self.mark(mark)}")
+            self.rule(name, f"{self.text_without(f'{name.upper()}_TEXT', mark)} {self.mark(mark)}")
         else:
-            self.rule(f"{name}[lazy]", f"{content} {quoted(mark)}")
+            self.rule(f"{name}[lazy]", f"{ANY_TEXT} {quoted(mark)}")
+        return name
+
+    def text_without(self, name: str, mark: str) -> str:
+        """A terminal of this name: any text in which the mark does not occur. A special token's text may also be written with
+        ordinary tokens, which parsers cannot tell from it."""
+        escaped = re.escape(mark).replace("/", r"\/")
+        self.rule(name, f"{ANY_TEXT} & ~/(?s:.*){escaped}(?s:.*)/")
         return name
 
     def written(self) -> str:
@@ -78,8 +93,9 @@ def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
-def arguments_rule(tool: Tool) -> str:
-    return json_rule({"type": "object", **tool.parameters}, tool.strict)
+def arguments_rule(lark: Lark, tool: Tool, index: int) -> str:
+    """Name of the rule of a tool's arguments. index: of the tool."""
+    return lark.shared_rule(f"arguments_{index}", json_rule({"type": "object", **tool.parameters}, tool.strict))
 
 
 def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
@@ -98,9 +114,8 @@ def json_call(lark: Lark, tools: Sequence[Tool], before: str, after: str, argume
     after: expression from the last brace on."""
     bodies = []
     for index, tool in enumerate(tools):
-        lark.rule(f"arguments_{index}", arguments_rule(tool))
         head = f'{tool.name}", "{arguments_key}": '
-        bodies.append(f"{quoted(head)} arguments_{index}")
+        bodies.append(f"{quoted(head)} {arguments_rule(lark, tool, index)}")
     head = before + '{"name": "'
     return f"{quoted(head)} {either(bodies)} {after}" if bodies else ""
 
@@ -115,19 +130,11 @@ def answer_with_calls(lark: Lark, trigger: str, calls: str, choice: ToolChoice) 
     """The grammar of answers whose first call begins with this mark. calls: expression of what follows the mark, "" if
     nothing can be called."""
     if not calls:
-        lark.rule("start", free_text(lark, trigger))
+        lark.rule("start", lark.text_without("FREE_TEXT", trigger))
     elif choice == "auto":
         lark.text_up_to("text_and_mark", trigger)
-        lark.rule("free_text", ANY_TEXT)
+        lark.rule("free_text", lark.text_without("FREE_TEXT", trigger) if lark.is_special(trigger) else ANY_TEXT)
         lark.rule("start", f"free_text | text_and_mark {calls}")
     else:
         lark.rule("start", f"{lark.mark(trigger)} {calls}")
     return lark.written()
-
-
-def free_text(lark: Lark, trigger: str) -> str:
-    """Expression of any text in which the trigger does not occur."""
-    if lark.is_special(trigger):
-        return ANY_TEXT
-    lark.rule("FREE", f"{ANY_TEXT} & ~/(?s:.*){re.escape(trigger)}(?s:.*)/")
-    return "FREE"

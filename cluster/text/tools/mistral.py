@@ -67,8 +67,7 @@ class MistralArgs:
         lark = Lark(special_token_id)
         bodies = []
         for index, tool in enumerate(tools_of(tools, choice)):
-            lark.rule(f"arguments_{index}", arguments_rule(tool))
-            bodies.append(f"{lark.marks(tool.name, _ARGUMENTS)} arguments_{index}")
+            bodies.append(f"{lark.marks(tool.name, _ARGUMENTS)} {arguments_rule(lark, tool, index)}")
         calls = repeated(lark, either(bodies), lark.mark(_BEGIN), choice, parallel) if bodies else ""
         return answer_with_calls(lark, _BEGIN, calls, choice)
 

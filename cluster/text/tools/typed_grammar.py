@@ -12,6 +12,7 @@ from cluster.text.tools.schema_types import resolved, types_of
 from cluster.text.tools.tool import Tool
 
 _DEFINITIONS = ("$defs", "definitions")
+_DESCRIPTIVE = frozenset(("description", "title", "default", "examples"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,15 @@ def _value(lark: Lark, tool: Tool, schema: object, name: str, style: ValueStyle)
     after = lark.marks(*style.after_value) if style.after_value else ""
     if "string" in types_of(schema, tool.parameters):
         return f"{_any_value(lark, style)} {after}"
-    definitions = {word: tool.parameters[word] for word in _DEFINITIONS if word in tool.parameters}
-    known: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
-    lark.rule(name, json_rule({**definitions, **known}, tool.strict))
-    return f"{name} {lark.marks(*style.before_end, style.end, *style.after_value)}"
+    rule = lark.shared_rule(name, json_rule(_alone(schema, tool.parameters), tool.strict))
+    return f"{rule} {lark.marks(*style.before_end, style.end, *style.after_value)}"
+
+
+def _alone(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a property as one of its own. Without what only describes it, more properties have the same."""
+    known = schema if isinstance(schema, Mapping) else {}
+    definitions = {word: root[word] for word in _DEFINITIONS if word in root} if '"$ref"' in json.dumps(known) else {}
+    return {**definitions, **{word: value for word, value in known.items() if word not in _DESCRIPTIVE}}
 
 
 def _choices(schema: Mapping[str, Any]) -> list[str]:

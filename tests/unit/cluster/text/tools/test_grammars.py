@@ -149,6 +149,14 @@ def test_free_text_is_everything_but_a_call(name, has_marks):
     assert accepted(none, TWO_CALLS[name], has_marks)[0] < len(TWO_CALLS[name])
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"llama3_json", "harmony"}))
+def test_a_mark_is_not_written_with_ordinary_tokens(name):
+    trigger = BEFORE_CALLS.get(name, "<tool_call>")
+    tokens = vocabulary(False)[1].tokenize_bytes(f"Hello {trigger}".encode())  # ids of ordinary tokens are the same
+    for choice in ("auto", "none"):
+        assert matcher_of(written(name, choice), True).validate_tokens(tokens) < len(tokens)
+
+
 @each_with_and_without_marks
 def test_what_is_wrong_is_refused(name, has_marks):
     grammar = written(name, "required", has_marks=has_marks)
@@ -218,6 +226,11 @@ def test_a_thought_comes_first(has_marks):
         assert accepted(outside, f"Hm</think>{call}", has_marks)[0] == 0
 
 
+def nested(index: int) -> dict:
+    """A schema that no other index has."""
+    return {**NESTED, "properties": {**NESTED["properties"], f"flag_{index}": {"enum": [f"on_{index}", "off"]}}}
+
+
 NESTED = {
     "type": "object",
     "properties": {
@@ -245,7 +258,7 @@ NESTED = {
 @each
 def test_128_tools_compile_within_the_limits(name):
     tokenizer, _, special = vocabulary(True)
-    tools = [Tool(f"tool_number_{index}", f"Tool {index}", NESTED) for index in range(128)]
+    tools = [Tool(f"tool_number_{index}", f"Tool {index}", nested(index)) for index in range(128)]
     grammars = Grammars(lambda: tokenizer, len(tokenizer), [tokenizer.eos_token_id], "toy")
     for choice in ("auto", "required"):
         text = FORMAT_OF_NAME[name].grammar(tools, choice, True, special)
