@@ -209,15 +209,22 @@ def _leave_ray() -> None:
 
 
 def _require_free_ports(gateway: GatewayConfig) -> None:
-    for name, port in (("gateway.http_port", gateway.http_port), ("gateway.grpc_port", gateway.grpc_port)):
-        family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+    for name, host in (
+        ("gateway.http_port", gateway.host),
+        ("gateway.grpc_port", gateway.host),
+        ("gateway.metrics_port", gateway.metrics_host),
+    ):
+        port = getattr(gateway, name.removeprefix("gateway."))
+        if port is None:
+            continue
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((gateway.host, port))
+                probe.bind((host, port))
             except OSError as error:
                 raise ConfigError(
-                    f"{name} is {port}: cannot listen on {gateway.host}:{port} ({error.strerror}); "
+                    f"{name} is {port}: cannot listen on {host}:{port} ({error.strerror}); "
                     f"choose another with --set {name}=PORT"
                 ) from None
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,6 +23,7 @@ from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.metrics import GatewayMetrics, merged
+from cluster.gateway.metrics_page import metrics_listener
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.service import GenerationService
@@ -78,9 +80,12 @@ class Gateway(InferenceServicer):
         )
         super().__init__(service, config)
         self._app = create_app(service, config, answers_request_id=False)
+        self._open = AsyncExitStack()
+        await self._open.enter_async_context(metrics_listener(config, service.metrics_page))
         self._following = asyncio.create_task(service.follow_router())
 
     async def __del__(self) -> None:
+        await self._open.aclose()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 

@@ -23,6 +23,14 @@ class BodyTooLarge(InvalidRequest):
     """The call is larger than the gateway reads."""
 
 
+class HostNotAllowed(InvalidRequest):
+    """The Host header names a host that this server does not answer to."""
+
+
+class NotJson(InvalidRequest):
+    """The call does not say that its body is JSON."""
+
+
 def grpc_retry_metadata(retry_after_s: float) -> tuple[str, str]:
     """The delay before a retry, under the key that gRPC clients with a retry policy read."""
     return "grpc-retry-pushback-ms", str(math.ceil(1000 * retry_after_s))
@@ -63,6 +71,8 @@ class ErrorStatus:
 _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | None], ...] = (
     (ModelNotFound, 404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found", None),
     (BodyTooLarge, 413, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "body_too_large", None),
+    (HostNotAllowed, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "host_not_allowed", False),
+    (NotJson, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type", False),
     (InvalidRequest, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "invalid_value", None),
     (Unauthenticated, 401, grpc.StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key", False),
     (TenantDisabled, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "tenant_disabled", False),
