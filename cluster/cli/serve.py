@@ -141,7 +141,7 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
             typer.echo(f"gpus    {told}")
         if not stop.is_set():
             runs_serve = True
-            start_proxies(gateway)
+            start_proxies(gateway, asks_for_keys=not plan.access.may_be_open)
         if not stop.is_set():
             application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
             # Without waiting: a model may take minutes to load, and Ctrl-C must end that too.

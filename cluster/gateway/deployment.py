@@ -19,6 +19,7 @@ from cluster.config import GatewayConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
+from cluster.gateway.front_door import FrontDoor
 from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
@@ -148,13 +149,20 @@ def gateway_application(
     return deployment.bind(router, tokenizer_dir, model, config, access=access, observability=observability)
 
 
-def start_proxies(config: GatewayConfig) -> None:
-    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`."""
+def start_proxies(config: GatewayConfig, asks_for_keys: bool = False) -> None:
+    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`. asks_for_keys: from the
+    start, since there are tenants."""
+    door = FrontDoor.of(config, asks_for_keys)
+    files = {"ssl_keyfile": door.tls.key_file, "ssl_certfile": door.tls.certificate_file}
     serve.start(
         proxy_location=ProxyLocation.HeadOnly,
-        http_options=HTTPOptions(host=config.host, port=config.http_port),
-        grpc_options=HostedGrpcOptions(
+        http_options=HTTPOptions(
             host=config.host,
+            port=config.http_port,
+            **{name: str(file) for name, file in files.items() if file is not None},
+        ),
+        grpc_options=HostedGrpcOptions(
+            front_door=door,
             port=config.grpc_port,
             grpc_servicer_functions=list(SERVICER_FUNCTIONS),
             enable_reflection=config.grpc_reflection,

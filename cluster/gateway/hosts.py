@@ -45,7 +45,7 @@ class HostRequired:
             if not _is_allowed(name, self._allowed):
                 limit = f"this server answers to {', '.join(self._allowed)} (gateway.allowed_hosts)"
                 error = HostNotAllowed("Host", ", ".join(given), limit)
-                await error_answer(status_of(error), closes=True)(scope, receive, send)
+                await error_answer(status_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

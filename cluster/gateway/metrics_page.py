@@ -21,6 +21,7 @@ from starlette.routing import Route
 from actors.errors import InvalidRequest
 from cluster.config import GatewayConfig
 from cluster.gateway.hosts import HostRequired, allowed_hosts
+from cluster.gateway.http_limits import LimitedHttpProtocol
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TENANTS_INTERVAL_S = 15.0  # default where there are tenants
@@ -68,7 +69,9 @@ async def metrics_listener(config: GatewayConfig, page: MetricsPage) -> AsyncIte
 
     listener = _listening_socket(config.metrics_host, config.metrics_port)
     app = HostRequired(Starlette(routes=[Route("/metrics", metrics)]), allowed_hosts(None, config.metrics_host))
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=LimitedHttpProtocol, lifespan="off", access_log=False, log_config=None)
+    )
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not (server.started or running.done()):  # noqa: ASYNC110 (uvicorn has no event for it)

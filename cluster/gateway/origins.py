@@ -45,7 +45,7 @@ class JsonRequired:
                     ", ".join(given) or None,
                     "it must be application/json; with curl: -H 'Content-Type: application/json'",
                 )
-                await error_answer(status_of(error), closes=True)(scope, receive, send)
+                await error_answer(status_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

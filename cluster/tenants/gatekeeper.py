@@ -87,7 +87,7 @@ class Gatekeeper:
         if registry is not self._known:
             self._take_in(registry)
         with self.counting_refusals():
-            entry = self._entry_of(_bearer_key(authorization))
+            entry = self._entry_of(bearer_key(authorization))
             if entry.is_disabled:
                 raise TenantDisabled()
             entry.tenant.limiter.take_request()
@@ -142,7 +142,7 @@ class Gatekeeper:
         return limiter
 
 
-def _bearer_key(authorization: Iterable[str]) -> str:
+def bearer_key(authorization: Iterable[str]) -> str:
     """Raises Unauthenticated. Not constant-time: it depends only on what the caller sent."""
     values = list(authorization)
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")

@@ -58,10 +58,10 @@ async def test_only_the_allowed_names_are_answered_except_for_probes(client, set
             assert (await http.get(path, headers={"Host": host})).status_code == 200
 
 
-async def test_a_refusal_names_the_host_and_the_setting_and_ends_the_connection(client):
+async def test_a_refusal_names_the_host_and_the_setting(client):
     async with client() as http:
         answer = await http.post("/v1/completions", json={"prompt": "a"}, headers={"Host": "rebound.example"})
-    assert (answer.status_code, answer.headers["connection"]) == (403, "close")
+    assert answer.status_code == 403
     error = answer.json()["error"]
     assert error["code"] == "host_not_allowed"
     assert error["message"] == (
