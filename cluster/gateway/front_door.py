@@ -71,8 +71,8 @@ def install(door: FrontDoor) -> FrontDoor:
     constants.DEFAULT_GRPC_SERVER_OPTIONS[:] = grpc_server_options(door)
     # The names of applications are nobody's business, and gRPC health tells how the server is.
     grpc_util.add_RayServeAPIServiceServicer_to_server = lambda servicer, server: None
-    proxy.get_http_response_status = proxy_status.http_status  # type: ignore[attr-defined]
-    proxy.get_grpc_response_status = proxy_status.grpc_status  # type: ignore[attr-defined]
+    proxy.get_http_response_status = proxy_status.http_status
+    proxy.get_grpc_response_status = proxy_status.grpc_status
 
     def add_grpc_address(server: Any, address: str) -> None:
         if door.grpc_host is not None and address.startswith(_WILDCARD):
