@@ -81,6 +81,29 @@ class RouterConfig(Options):
     does not wait for the router. auto: where trying it shows that it gives more tokens a second."""
 
 
+_HostName = Annotated[str, Field(min_length=1, max_length=253)]
+_ORIGIN = r"^(\*|https?://[^/\s]+)$"
+
+
+class TlsConfig(Options):
+    """Certificates of the gateway's ports, HTTP and gRPC. Files that change are read again within seconds."""
+
+    certificate_file: Path | None = None
+    """Certificate chain, PEM. null: no TLS."""
+    key_file: Path | None = None
+    """Private key of certificate_file, PEM, without a password."""
+    client_ca_file: Path | None = None
+    """Authorities of clients' certificates. With it, every call but probes needs such a certificate."""
+
+    @model_validator(mode="after")
+    def _files(self) -> TlsConfig:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file go together")
+        if self.client_ca_file is not None and self.certificate_file is None:
+            raise ValueError("client_ca_file needs certificate_file and key_file")
+        return self
+
+
 class GatewayConfig(Options):
     """HTTP and gRPC: addresses, limits of requests, and how answers are streamed."""
 
@@ -115,6 +138,20 @@ class GatewayConfig(Options):
     """Tokens of a chunk. 0: as many as there are."""
     stream_obfuscation: bool | None = None
     """Whether to pad chunks to a few sizes, unless a request says otherwise. null: with tenants."""
+    metrics_port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Port that serves /metrics and nothing else. null: without tenants /metrics is on http_port; with tenants there is
+    none, since it would tell them of each other."""
+    metrics_host: str = "127.0.0.1"
+    """Address of metrics_port."""
+    metrics_interval_s: Annotated[float, Field(ge=0, le=3600)] | None = None
+    """Seconds between the snapshots that /metrics shows; 0: it is always current. null: 15 with tenants, else 0."""
+    allowed_hosts: Annotated[tuple[_HostName, ...], Field(min_length=1)] | None = None
+    """Names in the Host header that are answered, without port; "*.example.com": all below; ["*"]: any. null: where
+    host is a loopback address, its names and host itself; otherwise any. Probes are always answered."""
+    cors_origins: tuple[Annotated[str, Field(pattern=_ORIGIN)], ...] = ()
+    """Origins of web pages that may call, such as https://app.example.com; ["*"]: any."""
+    tls: TlsConfig = TlsConfig()
+    """TLS of http_port and grpc_port."""
 
 
 class TenantsConfig(Options):
@@ -224,9 +261,13 @@ class ClusterConfig(Options):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> ClusterConfig:
-        if self.gateway.http_port == self.gateway.grpc_port:
-            port = self.gateway.http_port
-            raise ValueError(f"gateway.http_port and gateway.grpc_port are both {port}; they must differ")
+        ports: dict[int, str] = {}
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            port = getattr(self.gateway, name)
+            if port in ports:
+                raise ValueError(f"gateway.{ports[port]} and gateway.{name} are both {port}; they must differ")
+            if port is not None:
+                ports[port] = name
         return self
 
 

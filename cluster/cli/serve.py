@@ -141,7 +141,7 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
             typer.echo(f"gpus    {told}")
         if not stop.is_set():
             runs_serve = True
-            start_proxies(gateway)
+            start_proxies(gateway, asks_for_keys=not plan.access.may_be_open)
         if not stop.is_set():
             application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
             # Without waiting: a model may take minutes to load, and Ctrl-C must end that too.
@@ -211,15 +211,22 @@ def _leave_ray() -> None:
 
 
 def _require_free_ports(gateway: GatewayConfig) -> None:
-    for name, port in (("gateway.http_port", gateway.http_port), ("gateway.grpc_port", gateway.grpc_port)):
-        family = socket.AF_INET6 if ":" in gateway.host else socket.AF_INET
+    for name, host in (
+        ("gateway.http_port", gateway.host),
+        ("gateway.grpc_port", gateway.host),
+        ("gateway.metrics_port", gateway.metrics_host),
+    ):
+        port = getattr(gateway, name.removeprefix("gateway."))
+        if port is None:
+            continue
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((gateway.host, port))
+                probe.bind((host, port))
             except OSError as error:
                 raise ConfigError(
-                    f"{name} is {port}: cannot listen on {gateway.host}:{port} ({error.strerror}); "
+                    f"{name} is {port}: cannot listen on {host}:{port} ({error.strerror}); "
                     f"choose another with --set {name}=PORT"
                 ) from None
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,10 +19,12 @@ from cluster.config import GatewayConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
+from cluster.gateway.front_door import FrontDoor
 from cluster.gateway.grpc_registration import HostedGrpcOptions
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.metrics import GatewayMetrics, merged
+from cluster.gateway.metrics_page import metrics_listener
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.service import GenerationService
@@ -78,9 +81,12 @@ class Gateway(InferenceServicer):
         )
         super().__init__(service, config)
         self._app = create_app(service, config, answers_request_id=False)
+        self._open = AsyncExitStack()
+        await self._open.enter_async_context(metrics_listener(config, service.metrics_page))
         self._following = asyncio.create_task(service.follow_router())
 
     async def __del__(self) -> None:
+        await self._open.aclose()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
@@ -137,19 +143,27 @@ def gateway_application(
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=UNAVAILABLE_RETRY_AFTER_S),
+        health_check_period_s=1.0,  # a lost gateway is soon replaced
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
         ray_actor_options={"num_cpus": 0.1},
     )
     return deployment.bind(router, tokenizer_dir, model, config, access=access, observability=observability)
 
 
-def start_proxies(config: GatewayConfig) -> None:
-    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`."""
+def start_proxies(config: GatewayConfig, asks_for_keys: bool = False) -> None:
+    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`. asks_for_keys: from the
+    start, since there are tenants."""
+    door = FrontDoor.of(config, asks_for_keys)
+    files = {"ssl_keyfile": door.tls.key_file, "ssl_certfile": door.tls.certificate_file}
     serve.start(
         proxy_location=ProxyLocation.HeadOnly,
-        http_options=HTTPOptions(host=config.host, port=config.http_port),
-        grpc_options=HostedGrpcOptions(
+        http_options=HTTPOptions(
             host=config.host,
+            port=config.http_port,
+            **{name: str(file) for name, file in files.items() if file is not None},
+        ),
+        grpc_options=HostedGrpcOptions(
+            front_door=door,
             port=config.grpc_port,
             grpc_servicer_functions=list(SERVICER_FUNCTIONS),
             enable_reflection=config.grpc_reflection,

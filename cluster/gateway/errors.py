@@ -27,6 +27,21 @@ class UnknownEncoding(InvalidRequest):
     """The body of the call is compressed in a way that the gateway does not read."""
 
 
+class HostNotAllowed(InvalidRequest):
+    """The Host header names a host that this server does not answer to."""
+
+
+class NoClientCertificate(PacelineError):
+    """The client has not shown a certificate, which `gateway.tls` asks for."""
+
+    def __str__(self) -> str:
+        return "a client certificate is required (gateway.tls.client_ca_file)"
+
+
+class NotJson(InvalidRequest):
+    """The call does not say that its body is JSON."""
+
+
 def grpc_retry_metadata(retry_after_s: float) -> tuple[str, str]:
     """The delay before a retry, under the key that gRPC clients with a retry policy read."""
     return "grpc-retry-pushback-ms", str(math.ceil(1000 * retry_after_s))
@@ -68,6 +83,9 @@ _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | 
     (ModelNotFound, 404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found", None),
     (BodyTooLarge, 413, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "body_too_large", None),
     (UnknownEncoding, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_encoding", False),
+    (HostNotAllowed, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "host_not_allowed", False),
+    (NoClientCertificate, 403, grpc.StatusCode.UNAUTHENTICATED, "permission_error", "no_client_certificate", False),
+    (NotJson, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type", False),
     (InvalidRequest, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "invalid_value", None),
     (Unauthenticated, 401, grpc.StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key", False),
     (TenantDisabled, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "tenant_disabled", False),

@@ -1,7 +1,7 @@
-"""Registers our gRPC services with Serve's proxies, and mends five things that Serve's proxy (Ray 2.60) leaves out.
+"""Registers our gRPC services with Serve's proxies, and mends what Serve's proxy (Ray 2.60) leaves out.
 
-- It listens on every interface, whatever the HTTP host is. So its options carry a host, which takes the place of the
-  wildcard in the process where they arrive.
+- It has no limits, and listens on every interface. So its options carry settings, which `front_door` puts in place in
+  the process where they arrive.
 - A replica is told nothing of a call's deadline. So the time that is left when a call arrives is written into the
   request's own `timeout_s`, where the gateway and the router see it.
 - A stream that is cancelled while a message is being written is forgotten, and its replica generates to the end. So
@@ -20,13 +20,14 @@ from typing import Any
 
 import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
-from ray.serve._private import default_impl
 from ray.serve.config import gRPCOptions
 
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S, grpc_retry_metadata
+from cluster.gateway.front_door import FrontDoor, current, install
+from cluster.gateway.grpc_guards import Registration, Unreadable
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 
-_WILDCARD = "[::]:"
+_SERVE_METHOD = "ray.serve.RayServeAPIService"
 _MIN_TIMEOUT_S = 0.001
 _END = object()
 
@@ -34,31 +35,24 @@ Add = Callable[[Any, Any], None]  # generated code has no types
 
 
 class HostedGrpcOptions(gRPCOptions):
-    """Serve's options with the address to listen on. It counts in every process that unpickles them: the proxies."""
+    """Serve's options with those of `front_door`. They count in every process that unpickles them: the proxies."""
 
-    host: str
+    front_door: FrontDoor
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
-        host = f"[{self.host}]" if ":" in self.host else self.host
-
-        def add_grpc_address(server: Any, address: str) -> None:
-            if address.startswith(_WILDCARD):
-                address = f"{host}:{address.removeprefix(_WILDCARD)}"
-            server.add_insecure_port(address)
-
-        default_impl.add_grpc_address = add_grpc_address
+        install(self.front_door)
 
 
 def add_inference(servicer: Any, server: Any) -> None:
-    _add(add_InferenceServicer_to_server, servicer, server)
+    _add(add_InferenceServicer_to_server, servicer, server, asks_for_keys=current().asks_for_keys)
 
 
 def add_health(servicer: Any, server: Any) -> None:
-    _add(add_HealthServicer_to_server, servicer, server)
+    _add(add_HealthServicer_to_server, servicer, server, asks_for_keys=False)
 
 
-def _add(add: Add, servicer: Any, server: Any) -> None:
+def _add(add: Add, servicer: Any, server: Any, asks_for_keys: bool) -> None:
     """Serve's server replaces each handler by one from its factory; meanwhile the factory is ours."""
     factory = getattr(server, "service_handler_factory", None)
     if factory is None:  # a plain gRPC server has neither defect
@@ -66,7 +60,7 @@ def _add(add: Add, servicer: Any, server: Any) -> None:
         return
     server.service_handler_factory = partial(_make_handler, factory)
     try:
-        add(servicer, server)
+        add(servicer, Registration(server, asks_for_keys))
     finally:
         server.service_handler_factory = factory
 
@@ -76,8 +70,12 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
     if streaming_type == "unary_unary":
 
         async def unary(request: Any, context: Any) -> Any:
+            if isinstance(request, Unreadable):
+                _refuse_unreadable(context)
+                return b""
             _note_deadline(request, context)
             answer = await handler(request, context)
+            _note_start(context)
             _note_retry_time(context)
             return answer
 
@@ -85,6 +83,9 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
     if streaming_type == "unary_stream":
 
         async def stream(request: Any, context: Any) -> None:
+            if isinstance(request, Unreadable):
+                _refuse_unreadable(context)
+                return
             _note_deadline(request, context)
             # Not bounded, so that the task only ever waits where a cancellation reaches the replica. An answer's
             # length bounds it, and Ray's own stream behind it holds as much.
@@ -94,6 +95,7 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
                 while (message := await messages.get()) is not _END:
                     await context.write(message)
                 await task  # its error, if it had one
+                _note_start(context)
                 _note_retry_time(context)
             finally:
                 # The task uses the context to its end, and the context does not outlive this coroutine.
@@ -119,6 +121,18 @@ def _note_deadline(request: Any, context: Any) -> None:
         return
     if not request.HasField("timeout_s") or remaining_s < request.timeout_s:
         request.timeout_s = max(_MIN_TIMEOUT_S, remaining_s)
+
+
+def _refuse_unreadable(context: Any) -> None:
+    context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+    context.set_details("the message is not of the type that this method takes")
+
+
+def _note_start(context: Any) -> None:
+    """Serve's proxy answers NOT_FOUND, naming a method that is closed here, while there is no application."""
+    if context.code() is grpc.StatusCode.NOT_FOUND and _SERVE_METHOD in (context.details() or ""):
+        context.set_code(grpc.StatusCode.UNAVAILABLE)
+        context.set_details("the server is starting")
 
 
 def _note_retry_time(context: Any) -> None:

@@ -24,9 +24,13 @@ from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.chat_answer import ChatWriter
 from cluster.gateway.chat_schema import ChatBody, chat_call
+from cluster.gateway.error_answer import error_answer
 from cluster.gateway.errors import status_of
+from cluster.gateway.hosts import HostRequired, allowed_hosts
+from cluster.gateway.metrics_page import METRICS_TYPE
 from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter, UsageChunks
 from cluster.gateway.openapi import document_of, request_body
+from cluster.gateway.origins import JsonRequired, cors
 from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
 from cluster.gateway.request_body import read_body
 from cluster.gateway.schema import (
@@ -45,7 +49,6 @@ Result = TypeVar("Result")
 
 TIMEOUT_HEADER = "x-request-timeout-seconds"
 OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/version", "/metrics"))  # for probes and scrapers
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def paceline_version() -> str:
@@ -60,14 +63,18 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
     Serve's does."""
     app = FastAPI(title="Paceline", version=paceline_version(), docs_url=None, redoc_url=None)
     _add_error_handlers(app)
-    _add_operational_routes(app, service)
+    _add_operational_routes(app, service, config)
     _add_openai_routes(app, service, config)
     add_token_routes(app, service, config)
     open_paths = OPEN_PATHS
     if config.page:
         add_page_routes(app)
         open_paths |= PAGE_PATHS
+    app.add_middleware(JsonRequired)
     app.add_middleware(KeyRequired, service=service, open_paths=open_paths)
+    app.add_middleware(HostRequired, allowed=allowed_hosts(config.allowed_hosts, config.host))
+    for one in cors(config):
+        app.add_middleware(one.cls, *one.args, **one.kwargs)
     app.add_middleware(HeadAsGet)
     app.add_middleware(WithRequestId, answers=answers_request_id)
     app.openapi = lambda: document_of(app, (CompletionBody, ChatBody, *TOKEN_BODIES))  # type: ignore[method-assign]
@@ -157,8 +164,7 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
 
 
 def _error_answer(error: BaseException) -> Response:
-    status = status_of(error)
-    return _json(status.body(), status.http, status.headers())
+    return error_answer(status_of(error))
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -188,7 +194,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _json({"error": body}, error.status_code, headers)
 
 
-def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
+def _add_operational_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:
     async def readiness() -> Response:
         try:
             status = await service.recent_status()
@@ -223,8 +229,12 @@ def _add_operational_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.get("/metrics", tags=["operation"])
     async def metrics() -> Response:
-        """The metrics of all gateways and routers, in Prometheus text format."""
-        return Response(await service.metrics_page(), media_type=METRICS_TYPE)
+        """The metrics of all gateways and routers, in Prometheus text format; 404 where they are not public."""
+        if config.metrics_port is not None:
+            raise HTTPException(404, "/metrics is on the port of its own that gateway.metrics_port names")
+        if service.has_tenants:
+            raise HTTPException(404, "with tenants /metrics is not on this port; gateway.metrics_port gives it its own")
+        return Response(await service.metrics_page.text(), media_type=METRICS_TYPE)
 
 
 def _add_openai_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:

@@ -25,6 +25,7 @@ from cluster.gateway.answer import Answer, AnswerText, PreparedCall
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
 from cluster.gateway.errors import ModelNotFound, status_of
 from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.metrics_page import TENANTS_INTERVAL_S, MetricsPage
 from cluster.gateway.model_card import ModelCard, capabilities
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
@@ -75,6 +76,7 @@ class GenerationService:
         self.codec = TextCodec(tokenizer, model.name, model.tool_parser)
         self.token_strings = TokenStrings(tokenizer, self.codec, model.name)
         self._config = config
+        self.metrics_page = MetricsPage(self._current_metrics, self._metrics_interval_s)
 
     @property
     def card(self) -> ModelCard:
@@ -96,7 +98,17 @@ class GenerationService:
             self.model = replace(self.model, max_model_len=status.max_model_len)
         return status
 
-    async def metrics_page(self) -> str:
+    @property
+    def has_tenants(self) -> bool:
+        """Whether keys are asked for at present."""
+        return self._gatekeeper is not None and self._gatekeeper.asks_for_keys
+
+    def _metrics_interval_s(self) -> float:
+        if self._config.metrics_interval_s is not None:
+            return self._config.metrics_interval_s
+        return TENANTS_INTERVAL_S if self.has_tenants else 0.0
+
+    async def _current_metrics(self) -> str:
         """Metrics of gateways and routers in Prometheus text format; of routers only if one answers."""
         text = self.metrics.text() if self._all_gateways is None else await self._all_gateways()
         try:

@@ -28,6 +28,7 @@ from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
+from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
 from cluster.cache.promotion import PromotionSource
@@ -102,6 +103,7 @@ class Router:
     async def __init__(self, settings: RouterSettings, *upstream: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         if settings.observability is not None:
             configure_logging(settings.observability, "router")
+        tell_refusals_briefly()
         self._settings = settings
         self._model = settings.model.fingerprint
         self._router_id = secrets.token_hex(8)

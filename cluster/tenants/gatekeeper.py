@@ -70,6 +70,11 @@ class Gatekeeper:
         if not access.may_be_open and self._follower.current() is None:
             raise ConfigError(f"{access.file}: there are no tenants; `paceline tenant add NAME` makes the file")
 
+    @property
+    def asks_for_keys(self) -> bool:
+        """False while there is no registry, so that everybody is served."""
+        return self._follower.current() is not None
+
     def enter(self, authorization: Iterable[str]) -> Tenant | None:
         """The tenant of a call, charged with one request. None: there is no registry, so no key is needed.
 
@@ -82,7 +87,7 @@ class Gatekeeper:
         if registry is not self._known:
             self._take_in(registry)
         with self.counting_refusals():
-            entry = self._entry_of(_bearer_key(authorization))
+            entry = self._entry_of(bearer_key(authorization))
             if entry.is_disabled:
                 raise TenantDisabled()
             entry.tenant.limiter.take_request()
@@ -137,7 +142,7 @@ class Gatekeeper:
         return limiter
 
 
-def _bearer_key(authorization: Iterable[str]) -> str:
+def bearer_key(authorization: Iterable[str]) -> str:
     """Raises Unauthenticated. Not constant-time: it depends only on what the caller sent."""
     values = list(authorization)
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")

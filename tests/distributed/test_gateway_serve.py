@@ -302,7 +302,8 @@ def test_operational_routes_answer_through_the_proxy(url, router):
     router.set(ready=False)
     wait_ready(url, 503)
     assert httpx.get(f"{url}/v1/nothing").json()["error"]["code"] == "not_found"
-    assert httpx.post(f"{url}/v1/completions", content=b"x" * 30_000).json()["error"]["code"] == "body_too_large"
+    large = httpx.post(f"{url}/v1/completions", json="x" * 30_000)
+    assert large.json()["error"]["code"] == "body_too_large"
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 def gateway_client(service: GenerationService, config: GatewayConfig, **options: Any) -> httpx.AsyncClient:
     """A client of the HTTP face in this process. options: of `create_app`."""
     transport = httpx.ASGITransport(create_app(service, config, **options))
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 async def until(condition: Callable[[], object]) -> None:

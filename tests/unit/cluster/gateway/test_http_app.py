@@ -37,6 +37,7 @@ MODEL = ServedModel(
 )
 CONFIG = GatewayConfig(max_body_bytes=20_000, max_new_tokens=128, default_max_tokens=16, request_timeout_s=5)
 FOX = "the quick brown fox"
+JSON = {"Content-Type": "application/json"}
 
 
 def tokens(text):
@@ -62,7 +63,7 @@ async def client(service):
 @pytest.fixture
 async def official(client):
     async with openai.AsyncOpenAI(
-        api_key="-", base_url="http://gateway/v1", http_client=client, max_retries=0
+        api_key="-", base_url="http://localhost/v1", http_client=client, max_retries=0
     ) as official:
         yield official
 
@@ -450,19 +451,21 @@ async def test_harmless_values_of_unsupported_fields_are_accepted(client):
     ids=lambda body: str(body[:24]),
 )  # fmt: skip
 async def test_a_body_that_is_not_clean_json_is_a_400(client, router, body):
-    error_of(await client.post("/v1/completions", content=body), 400)
+    error_of(await client.post("/v1/completions", content=body, headers=JSON), 400)
     assert router.requests == []
 
 
 async def test_a_huge_body_is_refused_declared_or_not(client):
     big = b'{"prompt": "' + b"x" * 30_000 + b'"}'
-    assert error_of(await client.post("/v1/completions", content=big), 413)["code"] == "body_too_large"
+    assert error_of(await client.post("/v1/completions", content=big, headers=JSON), 413)["code"] == "body_too_large"
 
     async def parts():
         for _ in range(1000):
             yield b"x" * 100
 
-    assert "20000 bytes" in error_of(await client.post("/v1/completions", content=parts()), 413)["message"]
+    assert (
+        "20000 bytes" in error_of(await client.post("/v1/completions", content=parts(), headers=JSON), 413)["message"]
+    )
 
 
 async def test_a_prompt_longer_than_the_model_is_refused_before_any_work(client, router):
@@ -567,7 +570,8 @@ async def test_no_body_whatsoever_breaks_the_gateway(path, fields):
     base = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     service = GenerationService(EchoRouter(), TOKENIZER, MODEL, CONFIG)
     async with gateway_client(service, CONFIG) as client:
-        response = await client.post(f"/v1/{path}", content=json.dumps({**base, **fields}, ensure_ascii=False).encode())
+        content = json.dumps({**base, **fields}, ensure_ascii=False).encode()
+        response = await client.post(f"/v1/{path}", content=content, headers=JSON)
     if response.status_code != 200:
         assert error_of(response, response.status_code)["message"]
     assert response.status_code in (200, 400, 404)
@@ -657,7 +661,8 @@ async def test_a_client_that_goes_away_closes_the_routers_streams(service, route
     app = create_app(service, CONFIG)
     for stream in (False, True):
         body = json.dumps({"prompt": FOX, "max_tokens": 100, "n": 3, "stream": stream}).encode()
-        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "headers": [],
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+                 "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
                  "path": "/v1/completions", "raw_path": b"", "query_string": b"", "root_path": "", "scheme": "http",
                  "server": ("gateway", 80), "client": ("test", 1)}  # fmt: skip
         incoming = asyncio.Queue()
@@ -727,12 +732,12 @@ async def test_head_is_get_without_the_body(client, router, path):
 
 
 async def test_requests_that_cannot_be_read_count_as_failures(client, service):
-    await client.post("/v1/completions", content=b"{")
-    await client.post("/v1/chat/completions", content=b"[]")
+    await client.post("/v1/completions", content=b"{", headers=JSON)
+    await client.post("/v1/chat/completions", content=b"[]", headers=JSON)
     await complete(client, temperature=9)
     await complete(client, temprature=1)
     await complete(client, "soon")
-    await client.post("/v1/completions", content=b"x" * 30_000)
+    await client.post("/v1/completions", content=b"x" * 30_000, headers=JSON)
     await complete(client, max_tokens=500)
     text = service.metrics.text()
     for reason, count in {"invalid_json": 2, "invalid_value": 3, "unknown_parameter": 1, "body_too_large": 1}.items():

@@ -1,11 +1,18 @@
-"""Request ids on their way into Serve's HTTP proxy, with the proxy's own middleware behind."""
+"""Requests on their way into Serve's HTTP proxy, with the proxy's own middleware behind, and its errors on their way
+out: request ids, closed routes, error objects."""
 
+import json
+
+import grpc
 import httpx
 import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve._private.http_util import _apply_middlewares
 from starlette.datastructures import Headers
 
 from actors.logs import request_id_of
+from cluster.gateway import front_door, proxy_status
+from cluster.gateway.front_door import FrontDoor
 from cluster.gateway.proxy_errors import middlewares
 
 
@@ -62,3 +69,108 @@ async def test_an_id_that_is_fit_stays(call):
 async def test_a_client_cannot_steer_serve(call, name):
     _, headers = await call((name, b"k\xe9"))
     assert not [key for key in headers if "multiplexed" in key]
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+PLAIN = [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"7")]
+
+
+async def through(*messages, path="/v1/x", state=None, error=None):
+    """What a client gets when Serve's proxy sends these messages."""
+    sent = []
+
+    async def serve(scope, receive, send):
+        for message in messages:
+            await send(message)
+        if error is not None:
+            raise error
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "state": state or {}}
+    await _apply_middlewares(serve, middlewares())(scope, None, send)
+    return sent
+
+
+def error_in(sent):
+    assert sent[-1].get("more_body", False) is False
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"]
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error():
+    sent = await through(START, {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+    assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 2
+    assert sent[-1]["body"].startswith(b'data: {"error":{"message":"the gateway that answered was lost;')
+    assert json.loads(sent[-1]["body"][6:])["error"]["code"] == "unavailable"
+    whole = [START, {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": False}]
+    assert (await through(*whole))[-1] == whole[-1]
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("secret")])
+async def test_no_answer_is_an_error_object(error):
+    sent = await through(error=error)
+    assert error_in(sent) == (500, "internal_error")
+    assert b"secret" not in sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [
+        (404, (503, "unavailable")),
+        (503, (503, "unavailable")),
+        (429, (429, "overloaded")),
+        (500, (500, "internal_error")),
+    ],
+)
+async def test_plain_texts_of_the_proxy_become_error_objects(status, wanted):
+    plain = {"type": "http.response.start", "status": status, "headers": PLAIN}
+    parts = [{"type": "http.response.body", "body": part, "more_body": part == b"a"} for part in (b"a", b"/-/routes")]
+    sent = await through(plain, *parts)
+    assert error_in(sent) == wanted
+    if status in (404, 500):
+        assert b"/-/routes" not in sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_open"),
+    [("/-/routes", False), ("/-/healthz", True), ("/-/", False), ("/-/healthz/", False), ("/v1/models", True)],
+)
+async def test_serves_own_routes_are_closed_but_for_its_probe(path, is_open):
+    answer = [{**START, "headers": []}, {"type": "http.response.body", "body": b"success"}]
+    sent = await through(*answer, path=path)
+    if is_open:
+        assert sent[1]["body"] == b"success"
+    else:
+        assert error_in(sent) == (404, "not_found")
+
+
+async def test_with_client_certificates_only_probes_are_answered_without_one(monkeypatch):
+    tls = dict.fromkeys(("certificate_file", "key_file", "client_ca_file"), "/none")
+    monkeypatch.setattr(front_door, "_installed", FrontDoor(tls=tls))
+    answer = [{**START, "headers": []}, {"type": "http.response.body", "body": b"ok"}]
+    assert error_in(await through(*answer)) == (403, "no_client_certificate")
+    assert (await through(*answer, state={"has_client_certificate": True}))[1]["body"] == b"ok"
+    for path in ("/readyz", "/livez", "/health", "/-/healthz"):
+        assert (await through(*answer, path=path))[1]["body"] == b"ok"
+
+
+class LostConnection(grpc.RpcError):
+    pass
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("ray", None), LostConnection()])
+def test_a_lost_gateway_is_told_without_rays_words(error, caplog):
+    over_http = proxy_status.http_status(error, None, "id")
+    over_grpc = proxy_status.grpc_status(error, None, "id")
+    assert (over_http.code, over_grpc.code) == (503, grpc.StatusCode.UNAVAILABLE)
+    assert (
+        over_http.message == over_grpc.message == "the gateway that answered was lost; the same call may be sent again"
+    )
+    assert caplog.text == ""
+
+
+def test_other_errors_of_a_grpc_call_are_internal_without_details():
+    status = proxy_status.grpc_status(ValueError("secret"), None, "id")
+    assert (status.code, status.message) == (grpc.StatusCode.INTERNAL, "internal error")
+    assert proxy_status.grpc_status(TimeoutError(), 3.0, "id").code is grpc.StatusCode.DEADLINE_EXCEEDED

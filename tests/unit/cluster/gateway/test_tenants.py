@@ -86,7 +86,7 @@ async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin
     service = make_service(admin, tmp_path, router)
     app = create_app(service, CONFIG)
     async with gateway_client(service, CONFIG) as client:
-        for path in OPEN_PATHS | PAGE_PATHS:
+        for path in (OPEN_PATHS | PAGE_PATHS) - {"/metrics"}:
             assert (await client.get(path)).status_code == 200
             assert (await client.head(path)).status_code == 200
         routes = {route.path for route in app.routes} | {
@@ -100,8 +100,9 @@ async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin
             for method in ("GET", "HEAD", "POST", "OPTIONS"):
                 answer = await client.request(method, path.replace("{", "").replace("}", ""))
                 assert answer.status_code == 401, (method, path)
-        text = (await client.get("/metrics")).text
-    assert 'paceline_tenant_refusals_total{reason="missing_key"}' in text
+        metrics = await client.get("/metrics")
+    assert "gateway.metrics_port" in error_of(metrics, 404, "not_found")["message"]
+    assert 'paceline_tenant_refusals_total{reason="missing_key"}' in service.metrics.text()
     assert router.requests == []
 
 
@@ -120,7 +121,7 @@ async def test_no_key_a_wrong_one_and_a_disabled_tenant(admin, tmp_path, router)
         error_of(await complete(client, off), 403, "tenant_disabled")
         assert (await complete(client, issued)).status_code == 200
         async with openai.AsyncOpenAI(
-            api_key="wrong", base_url="http://gateway/v1", http_client=client, max_retries=0
+            api_key="wrong", base_url="http://localhost/v1", http_client=client, max_retries=0
         ) as official:
             with pytest.raises(openai.AuthenticationError):
                 await official.models.list()
@@ -139,7 +140,8 @@ async def test_a_key_is_asked_for_before_a_body_is_read(admin, tmp_path, router)
 
     scope = {
         "type": "http", "method": "POST", "path": COMPLETIONS, "raw_path": COMPLETIONS.encode(), "query_string": b"",
-        "headers": [], "http_version": "1.1", "scheme": "http", "root_path": "", "server": ("gateway", 80),
+        "headers": [(b"host", b"localhost")],
+        "http_version": "1.1", "scheme": "http", "root_path": "", "server": ("gateway", 80),
     }  # fmt: skip
     await create_app(make_service(admin, tmp_path, router), CONFIG)(scope, receive, send)
     assert sent[0]["status"] == 401
@@ -288,13 +290,14 @@ async def test_streams_of_tenants_are_padded_to_few_sizes_and_the_text_is_the_sa
 
 async def test_over_the_rate_of_requests(admin, tmp_path, router):
     slow, other = admin.add("slow", {"requests_per_second": 0.01}), admin.add("other", {})
-    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
+    service = make_service(admin, tmp_path, router)
+    async with gateway_client(service, CONFIG) as client:
         assert (await complete(client, slow)).status_code == 200
         answer = await complete(client, slow)
         assert error_of(answer, 429, "rate_limit_exceeded")["param"] == "requests_per_second"
         assert 90 <= int(answer.headers["retry-after"]) <= 100
         assert (await complete(client, other)).status_code == 200
-        text = (await client.get("/metrics")).text
+    text = await service.metrics_page.text()
     assert 'paceline_tenant_refusals_total{reason="requests_per_second"} 1.0' in text
     assert "slow" not in text
     assert slow.tenant.id not in text

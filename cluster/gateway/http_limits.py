@@ -1,0 +1,177 @@
+"""Limits of HTTP connections that uvicorn does not have: size and number of headers, and time for headers and body.
+
+What is beyond them is answered with an error object, as is what is not HTTP, and the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from cluster.gateway.errors import ErrorStatus
+
+MAX_HEADER_BYTES = 64 * 1024  # request line and headers
+MAX_HEADERS = 100
+HEADERS_WITHIN_S = 10.0
+BODY_PERIOD_S = 10.0
+MIN_BODY_BYTES = 1024  # in each such period, or the rest
+_LINGER_S = 1.0  # after a refusal; what comes is dropped
+_MAX_DROPPED_BYTES = (
+    16 * 1024 * 1024
+)  # of a body after its answer; a client that still sends may not see the answer else
+_FRAMING = 8  # bytes of chunked framing that a byte of body may have: chunks of one byte have 6
+
+
+class _TooLarge(Exception):
+    """Ends the parsing of a message; `_refusal` says why."""
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Serve's proxies and the listener of metrics use it: see `front_door`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._fed = 0  # bytes of the message that is being read
+        self._header_bytes = 0
+        self._body_bytes = 0
+        self._body_seen = 0  # of those, at the last look
+        self._in_headers = True
+        self._refusal: ErrorStatus | None = None
+        self._is_refused = False
+        certificate = transport.get_extra_info("peercert")
+        self._has_client_certificate = bool(certificate)
+        self._timer: asyncio.TimerHandle | None = None
+        self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._in_headers and self._timer is None:  # a further request of this connection begins
+            self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
+        self._fed += len(data)
+        super().data_received(data)
+        if self._is_refused or self.transport.is_closing():
+            return
+        # What the parser holds of a header or of chunked framing that does not end.
+        if self._in_headers and self._fed > MAX_HEADER_BYTES:
+            self._refuse(_headers_too_large(f"headers of more than {MAX_HEADER_BYTES} bytes"))
+        elif not self._in_headers and self._fed - self._body_bytes > 2 * MAX_HEADER_BYTES + _FRAMING * self._body_bytes:
+            self._refuse(_status(400, "invalid_http", "the framing of the body is longer than the body"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = self._body_bytes = self._body_seen = 0
+        self._in_headers = True
+        if self._has_client_certificate:
+            self.scope["state"]["has_client_certificate"] = True
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value))
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refusal = _headers_too_large(f"more than {MAX_HEADERS} headers")
+            raise _TooLarge
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_timer()
+        super().on_headers_complete()
+        self._start_timer(BODY_PERIOD_S, self._look_at_body)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+        if self.cycle.response_complete and self._body_bytes > _MAX_DROPPED_BYTES:
+            self.transport.close()
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        self._in_headers = True
+        self._fed = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or _status(400, "invalid_http", "what came is not HTTP"))
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self._refusal = _headers_too_large(f"headers of more than {MAX_HEADER_BYTES} bytes")
+            raise _TooLarge
+
+    def _headers_are_late(self) -> None:
+        self._timer = None
+        if self._fed:
+            message = f"the headers did not come within {HEADERS_WITHIN_S:g} s"
+            self._refuse(_status(408, "request_timeout", message))
+        else:
+            self.transport.close()
+
+    def _look_at_body(self) -> None:
+        came = self._body_bytes - self._body_seen
+        self._body_seen = self._body_bytes
+        if came >= MIN_BODY_BYTES or self.flow.read_paused:  # else it is us who do not read
+            self._start_timer(BODY_PERIOD_S, self._look_at_body)
+            return
+        self._timer = None
+        message = f"less than {MIN_BODY_BYTES} bytes of the body came within {BODY_PERIOD_S:g} s"
+        self._refuse(_status(408, "request_timeout", message))
+
+    def _refuse(self, status: ErrorStatus) -> None:
+        """Answer for the application, unless it has begun to, and end the connection."""
+        self._stop_timer()
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not (is_answering and self.cycle.response_started):
+            body = msgspec.json.encode(status.body())
+            headers = (
+                b"content-type: application/json\r\n"
+                b"content-length: %d\r\n"
+                b"connection: close\r\n\r\n" % len(body)
+            )  # fmt: skip
+            self.transport.write(STATUS_LINE[status.http] + headers + body)
+        if self.transport.can_write_eof():
+            # A close while more is coming would reset the connection, and the client would lose the answer.
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._start_timer(_LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
+    def _start_timer(self, seconds: float, call: Callable[[], Any]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, call)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _headers_too_large(what: str) -> ErrorStatus:
+    limit = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes are read"
+    return _status(431, "headers_too_large", f"the request has {what}; {limit}")
+
+
+def _status(http: int, code: str, message: str) -> ErrorStatus:
+    return ErrorStatus(
+        http=http, grpc=grpc.StatusCode.INVALID_ARGUMENT, type="invalid_request_error", code=code, message=message
+    )

@@ -1,0 +1,83 @@
+"""ASGI middleware of Serve's HTTP proxy, which itself reads a body as fast as it comes, whatever its size and whoever
+sends it: nothing is read without a key where keys are asked for, and no more than the gateway takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.gateway.error_answer import error_answer
+from cluster.gateway.errors import BodyTooLarge, status_of
+from cluster.tenants.errors import Unauthenticated
+from cluster.tenants.gatekeeper import bearer_key
+
+
+class LimitBodies:
+    def __init__(self, app: ASGIApp, max_bytes: int, asks_for_keys: bool) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._asks_for_keys = asks_for_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if self._asks_for_keys and not _has_key(headers):
+            # The gateway refuses it, and counts it.
+            await self._app(scope, _NoBody(), send)
+            return
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_bytes:
+            await self._refuse(f"{int(declared)} bytes", scope, receive, send)
+            return
+        await self._call_with_limit(scope, receive, send)
+
+    async def _call_with_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+        is_started = False
+
+        async def receive_some() -> Message:
+            nonlocal size
+            if size > self._max_bytes:
+                return {"type": "http.disconnect"}
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message if size <= self._max_bytes else {"type": "http.disconnect"}
+
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal is_started
+            if is_started or size <= self._max_bytes:
+                is_started = True
+                await send(message)
+
+        await self._app(scope, receive_some, send_unless_refused)
+        if size > self._max_bytes and not is_started:
+            await self._refuse(f"more than {self._max_bytes} bytes", scope, receive, send)
+
+    async def _refuse(self, what: str, scope: Scope, receive: Receive, send: Send) -> None:
+        error = BodyTooLarge("body", what, f"at most {self._max_bytes} bytes are read")
+        await error_answer(status_of(error))(scope, receive, send)
+
+
+class _NoBody:
+    """Receives an empty body in place of what the client sends."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    async def __call__(self) -> Message:
+        if self._is_over:
+            await asyncio.Event().wait()  # cancelled with the call
+        self._is_over = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _has_key(headers: Headers) -> bool:
+    try:
+        bearer_key(headers.getlist("authorization"))
+    except Unauthenticated:
+        return False
+    return True
