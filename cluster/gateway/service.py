@@ -262,7 +262,9 @@ class GenerationService:
         outputs, content = call.options.structured_outputs, ""
         if outputs is not None:
             content = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
-        calls = self.codec.chat_format.calls_grammar(call.tool_use, bool(content)) if call.is_chat else ""
+        calls = ""
+        if call.is_chat and call.tool_use.callable_tools:
+            calls = await asyncio.to_thread(self.codec.chat_format.calls_grammar, call.tool_use, bool(content))
         return calls, content
 
     def answer_parser(self, prepared: PreparedCall) -> AnswerParser | None:

@@ -46,6 +46,13 @@ def echo_gateway(
     router, config, tokenizer = router or EchoRouter(), GatewayConfig(), toy_tokenizer()
     model = ServedModel(name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids)
     service = GenerationService(router, tokenizer, model, config, **options)
+    with served(service, config) as addresses:
+        yield *addresses, router
+
+
+@contextmanager
+def served(service: GenerationService, config: GatewayConfig) -> Iterator[tuple[str, str]]:
+    """Serves from another thread: "host:port" of HTTP and of gRPC."""
     addresses: list[str] = []
     loops: list[asyncio.AbstractEventLoop] = []
     started, stop = threading.Event(), asyncio.Event()
@@ -71,7 +78,7 @@ def echo_gateway(
     thread.start()
     try:
         assert started.wait(30)
-        yield addresses[0], addresses[1], router
+        yield addresses[0], addresses[1]
     finally:
         loops[0].call_soon_threadsafe(stop.set)
         thread.join(30)

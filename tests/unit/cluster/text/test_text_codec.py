@@ -150,15 +150,15 @@ def test_a_long_stop_string_costs_time_proportional_to_the_text():
 
 
 async def test_a_chat_is_rendered_with_the_template_and_its_special_tokens():
-    token_ids = await CODEC.encode_prompt((ChatMessage("user", "hello"),), "messages")
+    token_ids = (await CODEC.encode_prompt((ChatMessage("user", "hello"),), "messages")).token_ids
     text = TOKENIZER.backend_tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
     assert text == "<|start|>user\nhello<|end|>\n<|start|>assistant\n"
 
 
 async def test_a_long_prompt_has_the_same_tokens_as_its_parts():
     text = "the quick brown fox " * 1000
-    short = await CODEC.encode_prompt("the quick brown fox ", "prompt")
-    assert (await CODEC.encode_prompt(text, "prompt")).tolist()[: len(short) - 1] == short.tolist()[:-1]
+    short = (await CODEC.encode_prompt("the quick brown fox ", "prompt")).token_ids
+    assert (await CODEC.encode_prompt(text, "prompt")).token_ids.tolist()[: len(short) - 1] == short.tolist()[:-1]
 
 
 async def test_a_model_without_chat_template_says_so():

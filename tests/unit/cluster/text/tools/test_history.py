@@ -44,7 +44,7 @@ def test_arguments_that_are_no_object_are_refused(arguments):
     with pytest.raises(InvalidRequest) as caught:
         template_messages(conversation(arguments), HistoryNeeds())
     assert caught.value.field == "messages[1].tool_calls[0].function.arguments"
-    assert caught.value.value == f"a string of {len(arguments)} characters"
+    assert str(caught.value.value).startswith(f"a string of {len(arguments)} character")
 
 
 def test_a_result_needs_its_call():
