@@ -1,0 +1,169 @@
+"""Calls of tools, log-probabilities and echo over HTTP, with a real engine behind the gateway."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config import GatewayConfig
+from paceline_testing.echo_gateway import gateway_client
+from paceline_testing.engine_router import engine_service
+from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
+
+CONFIG = GatewayConfig(max_new_tokens=1800)
+ORDER = {
+    "type": "object",
+    "properties": {
+        "items": {
+            "type": "array", "minItems": 1, "maxItems": 2,
+            "items": {
+                "type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"enum": [1, 2]}},
+                "required": ["name", "size"], "additionalProperties": False,
+            },
+        },
+        "express": {"type": "boolean"},
+    },
+    "required": ["items", "express"],
+    "additionalProperties": False,
+}  # fmt: skip
+TOOLS = [
+    {"type": "function", "function": {"name": "order", "parameters": ORDER}},
+    {"type": "function", "function": {"name": "cancel", "parameters": {"type": "object", "properties": {}}}},
+]
+MESSAGES = [{"role": "user", "content": "two of them"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    shape = {"hidden_size": 48, "heads": 4, "kv_heads": 2, "max_positions": 4096}
+    return save_tiny_model(tmp_path_factory.mktemp("model"), "llama", 5, layers=2, **shape)
+
+
+@pytest.fixture(scope="module")
+def service(model):
+    return engine_service(model, CONFIG, kv_cache_tokens=8192, drafters=("auto",))
+
+
+async def ask(service: Any, path: str, **fields: Any) -> dict[str, Any]:
+    async with gateway_client(service, CONFIG) as client:
+        answer = await client.post(path, json=fields, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def chat(service: Any, **fields: Any) -> dict[str, Any]:
+    body = {"messages": MESSAGES, "max_tokens": 1800, "seed": 3, "temperature": 1.0, **fields}
+    return (await ask(service, "/v1/chat/completions", **body))["choices"][0]
+
+
+async def test_forced_calls_of_a_random_model_follow_their_schemas_whoever_drafts(service):
+    for choice in ("required", {"type": "function", "function": {"name": "order"}}):
+        said = []
+        for enabled in (False, True):
+            found = await chat(
+                service, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, speculation={"enabled": enabled}
+            )
+            (call,) = found["message"]["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            schema = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+            jsonschema.validate(arguments, schema[call["function"]["name"]])
+            said.append(call["function"])
+        assert said[0] == said[1]
+
+
+async def test_a_format_of_the_content_is_followed_beside_tools(service):
+    form = {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER, "strict": True}}
+    found = await chat(service, tools=TOOLS, response_format=form)
+    message = found["message"]
+    if message.get("tool_calls"):
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) is not None
+    else:
+        jsonschema.validate(json.loads(message["content"]), ORDER)
+    found = await chat(service, tools=TOOLS, response_format=form, tool_choice="none")
+    jsonschema.validate(json.loads(found["message"]["content"]), ORDER)
+
+
+def logprobs_of(model: Any, token_ids: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        return AutoModelForCausalLM.from_pretrained(model)(torch.tensor([token_ids])).logits[0].log_softmax(-1).numpy()
+
+
+async def test_log_probabilities_of_a_chat_are_the_unpatched_models(service, model):
+    found = await chat(service, logprobs=True, top_logprobs=3, return_token_ids=True, max_tokens=20)
+    tokens = found["token_ids"]
+    prompt = make_byte_tokenizer().apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    wanted = logprobs_of(model, [*prompt, *tokens])[len(prompt) - 1 :]
+    content = found["logprobs"]["content"]
+    assert len(content) == len(tokens) == 20
+    for place, entry in enumerate(content):
+        assert entry["logprob"] == pytest.approx(wanted[place, tokens[place]], abs=1e-4)
+        assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(
+            np.sort(wanted[place])[::-1][:3].tolist(), abs=1e-4
+        )
+        spelled = bytes(entry["bytes"])
+        assert entry["token"] in (spelled.decode(errors="replace"), "bytes:" + "".join(f"\\x{b:02x}" for b in spelled))
+    spelled = bytes(byte for entry in content for byte in entry["bytes"])
+    assert spelled.decode(errors="replace").startswith(found["message"]["content"].rstrip("\ufffd"))
+
+
+async def test_streams_have_the_log_probabilities_of_whole_answers(service):
+    fields = {"messages": MESSAGES, "max_tokens": 30, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    whole = (await ask(service, "/v1/chat/completions", **fields))["choices"][0]["logprobs"]["content"]
+    async with gateway_client(service, CONFIG) as client:
+        answer = await client.post("/v1/chat/completions", json={**fields, "stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line and not line.endswith("[DONE]")]
+    streamed = [
+        entry
+        for event in events
+        for choice in event["choices"]
+        if choice["logprobs"] is not None
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in whole]
+    for one, other in zip(streamed, whole, strict=True):
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 5])
+async def test_an_echo_scores_the_prompt_as_evaluation_tools_expect(service, model, max_tokens):
+    prompt = make_byte_tokenizer().encode("The answer is é: ")
+    found = await ask(
+        service, "/v1/completions", prompt=prompt, max_tokens=max_tokens, temperature=0, echo=True, logprobs=1
+    )
+    (choice,) = found["choices"]
+    scores = choice["logprobs"]
+    assert found["usage"]["completion_tokens"] == max_tokens
+    assert choice["text"].startswith("The answer is é: ")
+    assert len(scores["tokens"]) == len(scores["token_logprobs"]) == len(prompt) + max_tokens
+    assert scores["token_logprobs"][0] is None
+    assert scores["top_logprobs"][0] is None
+    wanted = logprobs_of(model, prompt)
+    for place in range(1, len(prompt)):
+        assert scores["token_logprobs"][place] == pytest.approx(wanted[place - 1, prompt[place]], abs=1e-4)
+        best = max(scores["top_logprobs"][place].values())
+        assert best == pytest.approx(wanted[place - 1].max(), abs=1e-4)
+        assert scores["tokens"][place] in scores["top_logprobs"][place]
+    assert scores["text_offset"][:4] == [0, 1, 2, 3]
+
+
+async def test_usage_tells_how_much_of_a_prediction_came_true(service):
+    fields = {"messages": MESSAGES, "max_tokens": 40, "temperature": 0}
+    first = await ask(service, "/v1/chat/completions", **fields)
+    text = first["choices"][0]["message"]["content"]
+    assert "completion_tokens_details" not in first["usage"]
+    again = await ask(
+        service,
+        "/v1/chat/completions",
+        **fields,
+        prediction={"type": "content", "content": text},
+        speculation={"drafters": ["prediction"]},
+    )
+    details = again["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 0
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == len(text.encode())
