@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cluster.text.tools.deepseek import DeepSeekV3, DeepSeekV31
 from cluster.text.tools.format import ToolFormat
 from cluster.text.tools.glm import Glm
@@ -23,6 +25,7 @@ FORMATS: tuple[ToolFormat, ...] = (
     Hermes(),
     Llama3Json(),
 )
+_USE_OF_TOOLS = re.compile(r"\{[{%][^{}]*\btools\b")  # in an expression or a statement of Jinja
 NAMES = tuple(sorted(each.name for each in FORMATS))
 
 
@@ -41,4 +44,4 @@ def format_of(chat_template: str, wanted: str = "auto") -> ToolFormat | None:
 
 def takes_tools(chat_template: str) -> bool:
     """Whether a template writes tools into the prompt by itself. If not, see `hermes_prompt`."""
-    return "tools" in chat_template
+    return _USE_OF_TOOLS.search(chat_template) is not None

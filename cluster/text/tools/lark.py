@@ -65,7 +65,7 @@ class Lark:
         return name
 
     def text_without(self, name: str, mark: str) -> str:
-        """A terminal of this name: any text in which the mark does not occur. A special token's text may also be
+        """A terminal of this name: any text in which the mark does not occur. The text of a special token could also be
         written with ordinary tokens, which parsers cannot tell from it."""
         escaped = re.escape(mark).replace("/", r"\/")
         self.rule(name, f"{ANY_TEXT} & ~/(?s:.*){escaped}(?s:.*)/")

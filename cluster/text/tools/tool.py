@@ -21,8 +21,9 @@ class Tool:
 
     @property
     def openai_form(self) -> dict[str, Any]:
-        """As chat templates expect it."""
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        """As chat templates expect it, which look into the parameters."""
+        parameters = {"type": "object", "properties": {}, **self.parameters}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
 

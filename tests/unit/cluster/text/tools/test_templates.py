@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from actors.grammar.limits import LIMITS
 from cluster.text.tools.detect import NAMES, format_of, takes_tools
@@ -29,8 +29,7 @@ CALLS = {
         "ONE",
         '\n<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>',
     ),
-    "llama3_json": "<|start_header_id|>"[:0]
-    + EACH.replace(
+    "llama3_json": EACH.replace(
         "ONE", '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{{ \'; \' if not loop.last }}'
     ),
     "mistral": "[TOOL_CALLS] ["
@@ -102,6 +101,8 @@ def test_the_parser_reads_what_the_template_writes(name):
     found = format_of(template)
     assert found is not None
     assert found.name == name
+    others = {each.name for each in FORMAT_OF_NAME.values() if each.detects(template)} - {name}
+    assert others == ({"hermes"} if name in ("glm", "qwen3_coder") else set())
     assert takes_tools(template)
     messages = template_messages(MESSAGES, found.history_needs)
     text = rendered(template, messages, tools=[tool.openai_form for tool in TOOLS])
@@ -122,6 +123,7 @@ def test_a_wanted_format_needs_no_template():
 def test_a_template_without_tools_gets_them_as_text():
     template = toy_tokenizer().chat_template
     assert not takes_tools(template)
+    assert not takes_tools("You have no tools.{% for m in messages %}{{ m }}{% endfor %}")
     messages = plain_messages(template_messages(MESSAGES, HistoryNeeds()), TOOLS)
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     text = rendered(template, messages, add_generation_prompt=True)
@@ -132,8 +134,6 @@ def test_a_template_without_tools_gets_them_as_text():
     assert [json.loads(arguments) for _, arguments in read.calls] == [ARGUMENTS, {}]
     grammar = LLMatcher.grammar_from_lark(Hermes().grammar(TOOLS, "required", True, lambda text: None))
     tokenizer = toy_tokenizer()
-    from llguidance import LLTokenizer
-
     vocabulary = LLTokenizer(tokenizer.backend_tokenizer.to_str(), eos_token=tokenizer.eos_token_id)
     matcher = LLMatcher(vocabulary, grammar, limits=LIMITS)
     tokens = vocabulary.tokenize_str(messages[2]["content"])
