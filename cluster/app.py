@@ -42,6 +42,8 @@ def build(args: ServedConfig) -> serve.Application:
 
     Raises RayServeException for whatever is wrong with configuration or models.
     """
+    if args.gateway.tls.certificate_file is not None:
+        raise RayServeException("gateway.tls is for `paceline serve`: here Serve's own options open the ports")
     if is_loopback(args.gateway.host):
         args = args.model_copy(update={"gateway": args.gateway.model_copy(update={"host": _EVERYWHERE})})
     try:

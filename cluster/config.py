@@ -113,8 +113,8 @@ class GatewayConfig(Options):
     """Port of HTTP."""
     grpc_port: Annotated[int, Field(ge=1, le=65_535)] = 9000
     """Port of gRPC."""
-    replicas: Annotated[int, Field(ge=1, le=256)] = 1
-    """Gateway processes."""
+    replicas: Annotated[int, Field(ge=1, le=256)] = 2
+    """Gateway processes. With two, the loss of one costs its own streams alone."""
     max_new_tokens: Annotated[int, Field(ge=1)] = 4096
     """The most tokens that a request may ask for."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 256

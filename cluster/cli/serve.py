@@ -34,6 +34,7 @@ _SERVE_SHUTDOWN_S = 60.0
 _BUILD_PERIOD_S = 1.0  # between looks at how far the drafter's build is
 _READY_PERIOD_S = 0.5  # between looks at whether the cluster is ready
 _DEFAULT_CONFIG = Path("configs", "laptop.yaml")
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server that listens on all addresses is asked
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -148,10 +149,12 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
             ray_serve.run_many(
                 [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
             )
-            typer.echo(f"http    http://{gateway.host}:{gateway.http_port}/v1")
+            typer.echo(f"http    {_http_url(gateway)}/v1")
             typer.echo(f"grpc    {gateway.host}:{gateway.grpc_port} (paceline.v1.Inference)")
             if gateway.page:
-                typer.echo(f"page    http://{gateway.host}:{gateway.http_port}/")
+                typer.echo(f"page    {_http_url(gateway)}/")
+            if gateway.metrics_port is not None:
+                typer.echo(f"metrics http://{gateway.metrics_host}:{gateway.metrics_port}/metrics")
         if _wait_until_ready(gateway, stop):
             typer.echo("ready")
         stop.wait()
@@ -231,12 +234,19 @@ def _require_free_ports(gateway: GatewayConfig) -> None:
                 ) from None
 
 
+def _http_url(gateway: GatewayConfig) -> str:
+    scheme = "http" if gateway.tls.certificate_file is None else "https"
+    return f"{scheme}://{f'[{gateway.host}]' if ':' in gateway.host else gateway.host}:{gateway.http_port}"
+
+
 def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:
     """Poll /readyz until it says 200; False if told to stop before. Raises Unavailable when Serve gives up."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(gateway.host, gateway.host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{gateway.http_port}/readyz"
+    here = gateway.model_copy(update={"host": _EVERYWHERE.get(gateway.host, gateway.host)})
+    url = f"{_http_url(here)}/readyz"
     told: set[str] = set()
-    with httpx.Client(timeout=5.0) as client:
+    with httpx.Client(
+        timeout=5.0, verify=False
+    ) as client:  # a server of our own, by an address that no certificate has
         while not stop.is_set():
             try:
                 if client.get(url).status_code == 200:

@@ -47,7 +47,7 @@ applications:
   args:
     target: {{model: {model}, served_name: tiny, device: cpu, exact: bitwise, kv_cache_tokens: 8192}}
     draft: {{{workers}: 0}}
-    gateway: {{stream_interval_ms: 20}}
+    gateway: {{stream_interval_ms: 20, replicas: 1, metrics_port: {metrics_port}, metrics_interval_s: 0}}
     tenants: {{file: {tenants}}}
 """
 
@@ -86,10 +86,11 @@ def cluster(ray_here, tmp_path_factory):
     speak_ascii(model)
     admin = TenantAdministration(home / "tenants.json")
     admin.add("first", {})  # with a registry keys are asked for from the start
-    http_port, grpc_port = free_ports(2)
+    http_port, grpc_port, metrics_port = free_ports(3)
     values = {
         "http_port": http_port,
         "grpc_port": grpc_port,
+        "metrics_port": metrics_port,
         "model": model,
         "servicers": ", ".join(SERVICER_FUNCTIONS),
         "tenants": home / "tenants.json",
@@ -172,8 +173,9 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_served_but_what_probes_ask
         for grpc_error in grpc_errors(stub, wrong):
             assert grpc_error.code() is grpc.StatusCode.UNAUTHENTICATED
     assert complete(http, None).headers["www-authenticate"] == "Bearer"
-    for path in ("/livez", "/readyz", "/version", "/metrics"):
+    for path in ("/livez", "/readyz", "/version"):
         assert http.get(path).status_code == 200
+    assert http.get("/metrics").status_code == 404
     with grpc.insecure_channel(f"127.0.0.1:{cluster.values['grpc_port']}") as channel:
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.SERVING
@@ -213,7 +215,7 @@ def test_over_a_limit_a_tenant_waits_and_the_others_do_not(cluster, http, stub):
     assert {answer.json()["error"]["param"] for answer in answers if answer.status_code == 429} <= {"max_concurrent"}
     assert complete(http, one).status_code == 200  # its place is free again
     assert complete(http, other).status_code == 200
-    metrics = http.get("/metrics").text
+    metrics = httpx.get(f"http://127.0.0.1:{cluster.values['metrics_port']}/metrics", timeout=60).text
     assert value_of(metrics, "paceline_tenant_refusals_total", reason="requests_per_second") > 0
     assert not any(name in metrics for name in ("acme", "slow", "pl-"))
 

@@ -9,6 +9,9 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
 {{- fail (printf "the full name is %q; it must be a DNS label that begins with a letter: set fullnameOverride" $name) -}}
 {{- end -}}
+{{- if $config.gateway.tls -}}
+{{- fail "config.gateway.tls is for `paceline serve`; here TLS ends at gateway or ingress" -}}
+{{- end -}}
 {{- $drafts := include "paceline.drafts" . -}}
 {{- range $group, $fields := dict "target" (list "groups" "max_groups") "draft" (list "workers" "max_workers") -}}
 {{- $section := get $config $group -}}

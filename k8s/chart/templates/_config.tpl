@@ -7,7 +7,7 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- $cache := dict "url" (ternary (printf "redis://%s-cache:6379/0" $name) "none" .Values.cache.enabled) -}}
 {{- if include "paceline.cacheSecret" . }}{{ $_ := set $cache "password_file" "/etc/paceline/cache/password" }}{{ end -}}
 {{- $known := dict
-  "gateway" (dict "host" "0.0.0.0" "http_port" 8000 "grpc_port" 9000 "replicas" 1 "request_timeout_s" 600 "grpc_reflection" true)
+  "gateway" (dict "host" "0.0.0.0" "http_port" 8000 "grpc_port" 9000 "replicas" 2 "request_timeout_s" 600 "grpc_reflection" true "metrics_host" "0.0.0.0" "metrics_port" 9464)
   "target" (dict "groups" 1 "tensor_parallel" 1 "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" .Values.target))))
   "draft" (dict "model" "auto" "workers" 1 "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" .Values.draft))))
   "tenants" (ternary (dict "file" "/etc/paceline/tenants/tenants.json") (dict "open" true) (ne "" .Values.tenants.existingSecret))

@@ -84,6 +84,9 @@ spec:
         - {name: http, containerPort: {{ $config.gateway.http_port }}, protocol: TCP}
         - {name: grpc, containerPort: {{ $config.gateway.grpc_port }}, protocol: TCP}
         {{- end }}
+        {{- if eq $group "router" }}
+        - {name: gateway-metrics, containerPort: {{ $config.gateway.metrics_port }}, protocol: TCP}
+        {{- end }}
       env:
         {{- include "paceline.environment" (dict "root" $root "settings" $settings) | nindent 8 }}
       {{- with $settings.envFrom }}
@@ -156,6 +159,12 @@ spec:
 {{- define "paceline.ownEnvironment" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.proxy_errors.middlewares}
+- {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "0.2"}
+{{- $config := include "paceline.config" . | fromYaml }}
+{{- $keys := and (ne "" .Values.tenants.existingSecret) (not $config.tenants.open) }}
+{{- $door := dict "asks_for_keys" $keys }}
+{{- with $config.gateway.max_body_bytes }}{{ $_ := set $door "max_body_bytes" (int .) }}{{ end }}
+- {name: PACELINE_FRONT_DOOR, value: {{ $door | toJson | quote }}}
 - {name: RAY_LOG_TO_STDERR, value: "1"}
 - {name: HOME, value: /tmp/home}
 - {name: XDG_CACHE_HOME, value: /tmp/cache}

@@ -27,6 +27,12 @@ def test_nobody_is_served_without_a_key_by_accident_though_the_configured_host_i
         call_builder(build, {"gateway": {"host": "127.0.0.1"}})
 
 
+def test_tls_that_the_proxies_would_not_get_is_refused():
+    tls = {"certificate_file": "server.pem", "key_file": "server.key"}
+    with pytest.raises(RayServeException, match=r"gateway\.tls"):
+        call_builder(build, {"gateway": {"tls": tls}, "tenants": {"open": True}})
+
+
 def test_gpus_are_looked_for_where_models_run_and_not_where_the_application_is_built(tmp_path):
     model = save_tiny_model(tmp_path / "model", "llama", 5, layers=1)
     parts = {part: {"model": str(model), "device": "cuda"} for part in ("target", "draft")}

@@ -26,6 +26,7 @@ from cluster.deploy.chart_schema import with_config
 from cluster.deploy.validate.check import validate
 from cluster.deploy.validate.quantity import parse_quantity
 from cluster.gateway import SERVICER_FUNCTIONS
+from cluster.gateway.front_door import SETTINGS_VARIABLE, FrontDoor
 from paceline_testing.chart import (
     CHART,
     PROFILES,
@@ -644,6 +645,42 @@ def test_monitors_rules_and_dashboards_are_those_of_the_files():
     assert {endpoint["port"] for endpoint in one(made, "PodMonitor")["spec"]["podMetricsEndpoints"]} <= ports
 
 
+def test_gateways_are_scraped_where_clients_cannot_reach_them():
+    made = objects(EVERYTHING)
+    port = configuration(made).gateway.metrics_port
+    router, target = (pod_specs(made)[group]["containers"][0] for group in ("router", "target"))
+    assert {each["containerPort"] for each in router["ports"] if each["name"] == "gateway-metrics"} == {port}
+    assert "gateway-metrics" not in {each["name"] for each in target["ports"]}
+    assert "gateway-metrics" in {each["port"] for each in one(made, "PodMonitor")["spec"]["podMetricsEndpoints"]}
+    opened = {
+        name: {
+            each["port"]
+            for rule in one(made, "NetworkPolicy", f"paceline-{name}")["spec"]["ingress"]
+            for each in rule["ports"]
+        }
+        for name in ("clients", "gateway-metrics")
+    }
+    assert opened["gateway-metrics"] == {port}
+    assert port not in opened["clients"]
+    assert port not in {each["port"] for each in one(made, "Service", "paceline")["spec"]["ports"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, {"asks_for_keys": True}),
+        ({"tenants": {"existingSecret": ""}}, {"asks_for_keys": False}),
+        ({"config": {"gateway": {"max_body_bytes": 9_000_000}}}, {"asks_for_keys": True, "max_body_bytes": 9_000_000}),
+    ],
+)
+def test_proxies_are_told_what_they_let_in(values, told):
+    for group, spec in pod_specs(objects(values)).items():
+        if group in RAY_GROUPS:
+            (text,) = [each["value"] for each in spec["containers"][0]["env"] if each["name"] == SETTINGS_VARIABLE]
+            assert json.loads(text) == told
+            assert FrontDoor.model_validate_json(text).asks_for_keys == told["asks_for_keys"]
+
+
 def test_routes_attach_to_a_gateway_of_the_chart_or_to_a_given_one():
     made = objects({"gateway": {"enabled": True}})
     assert one(made, "HTTPRoute")["spec"]["parentRefs"] == [{"name": "paceline", "sectionName": "https"}]
@@ -712,6 +749,7 @@ def test_the_schema_holds_the_limits_of_the_configuration():
             {"config": {"target": {"tensor_parallel": 8}}, "target": {"resources": {"limits": {"nvidia.com/gpu": 4}}}},
             "target.resources.limits has 4 GPUs; config.target.tensor_parallel 8",
         ),
+        ({"config": {"gateway": {"tls": {"certificate_file": "/a", "key_file": "/b"}}}}, "TLS ends at gateway"),
         ({"config": {"target": {"device": "cuda"}}}, "config.target.device is cuda; target.*limits has no GPU"),
         ({"head": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "the head does no work"),
         ({"draft": {"shm": "128Mi"}}, "draft.shm is 128Mi; the least is 150Mi"),

@@ -90,8 +90,9 @@ async def test_files_that_cannot_be_used_leave_the_certificate_before_in_force(a
 
 
 async def test_an_http_client_may_leave_its_certificate_out_but_not_show_a_wrong_one(authority, tls, tmp_path):
-    tls = tls.model_copy(update={"client_ca_file": authority.file})
-    stranger = Authority(tmp_path / "stranger")
+    known, stranger = tmp_path / "known.pem", Authority(tmp_path / "stranger")
+    known.write_bytes(authority.file.read_bytes())
+    tls = tls.model_copy(update={"client_ca_file": known})
     async with echoing(Certificates(tls).http_context()) as port:
         for pair in (None, authority.issue("client", "client")):
             reader, writer = await connect(port, authority, pair)
@@ -101,6 +102,8 @@ async def test_an_http_client_may_leave_its_certificate_out_but_not_show_a_wrong
         with contextlib.suppress(ssl.SSLError, ConnectionError):
             echo = await echoed(*await connect(port, authority, stranger.issue("client", "client")))
         assert echo == b""
+        known.write_bytes(stranger.file.read_bytes())
+        assert await echoed(*await connect(port, authority, stranger.issue("client", "client"))) == b"ping"
 
 
 @contextlib.asynccontextmanager
@@ -143,14 +146,19 @@ async def test_new_grpc_connections_see_a_new_certificate_and_open_streams_go_on
         assert await pinged(stream) == b"ping"
 
 
-async def test_a_grpc_client_needs_a_certificate_where_one_is_asked_for(authority, tls):
-    tls = tls.model_copy(update={"client_ca_file": authority.file})
+async def test_a_grpc_client_needs_a_certificate_where_one_is_asked_for(authority, tls, tmp_path):
+    known, stranger = tmp_path / "known.pem", Authority(tmp_path / "stranger")
+    known.write_bytes(authority.file.read_bytes())
+    tls = tls.model_copy(update={"client_ca_file": known})
     async with grpc_pings(tls) as port:
         async with grpc_channel(port, authority, authority.issue("client", "client")) as channel:
             assert await pinged(channel.stream_stream(PING)()) == b"ping"
         async with grpc_channel(port, authority) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                 await pinged(channel.stream_stream(PING)())
+        known.write_bytes(stranger.file.read_bytes())
+        async with grpc_channel(port, authority, stranger.issue("client", "client")) as channel:
+            assert await pinged(channel.stream_stream(PING)()) == b"ping"
 
 
 def test_files_that_cannot_be_used_are_named_at_the_start(tls):
