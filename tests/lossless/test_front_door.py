@@ -34,7 +34,10 @@ ORDER = {
 }  # fmt: skip
 TOOLS = [
     {"type": "function", "function": {"name": "order", "parameters": ORDER}},
-    {"type": "function", "function": {"name": "cancel", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {"name": "cancel", "parameters": {"type": "object", "additionalProperties": False}},
+    },
 ]
 MESSAGES = [{"role": "user", "content": "two of them"}]
 
