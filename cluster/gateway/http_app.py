@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -182,7 +183,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message, code, headers = str(error.detail), "http_error", dict(error.headers or {})
         if error.status_code == 404:
-            message, code = no_route(app.routes, request.scope), "not_found"
+            code = "not_found"
+            if message == HTTPStatus.NOT_FOUND.phrase:  # the router's own words about a path without a route
+                message = no_route(app.routes, request.scope)
         elif error.status_code == 405:
             methods = allowed_methods(app.routes, request.scope)
             message, code = (

@@ -101,6 +101,14 @@ def visit(browser: Any, gateway: tuple[str, EchoRouter], router: EchoRouter) -> 
 
 
 @pytest.fixture(scope="module")
+def thinking(browser: Any) -> Iterator[tuple[str, EchoRouter]]:
+    """A gateway of a model that thinks, which answers with the messages themselves."""
+    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{# <think> </think> #}"
+    with echo_gateway("toy", chat_template=template) as (address, _, router):
+        yield f"http://{address}", router
+
+
+@pytest.fixture(scope="module")
 def guarded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, str]]:
     """The address of a gateway that serves tenants only, a key, and the key of a tenant who reads what others wrote."""
     registry = tmp_path_factory.mktemp("tenants") / "tenants.json"

@@ -6,10 +6,12 @@ import pytest
 
 from actors.errors import LinkError, Overloaded
 from paceline_testing.browser_visit import Visit
+from paceline_testing.toy_tokenizer import toy_tokenizer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: run `make test-browser`")
 Error, expect = playwright.Error, playwright.expect
 
+TOKENIZER = toy_tokenizer()
 LIMIT_BYTES = 60_000
 HOSTILE = ("<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "<svg onload=alert(1)>")
 WORDS = "one two three four five six seven eight nine ten"
@@ -150,6 +152,23 @@ def test_a_conversation_goes_on_until_a_new_one_begins(visit, router):
     assert (first.max_new_tokens, first.sampling.temperature) == (7, 0.5)
 
 
+def test_a_thought_is_shown_as_it_was_written_and_left_out_of_the_conversation(browser, thinking):
+    origin, router = thinking
+    said = "<think>one two</think>three four"
+    num_tokens = len(TOKENIZER.backend_tokenizer.encode(said).ids)
+    with Visit(browser, origin) as visit:
+        page = visit.open()
+        page.get_by_text("Options").click()
+        page.get_by_label("Most tokens").fill(str(num_tokens))
+        visit.send(said)
+        expect(answer_of(page)).to_have_attribute("aria-busy", "false")
+        expect(answer_of(page).locator(".text")).to_have_text(said)
+        assert answer_of(page).locator(".drafted").count() > 0
+        visit.send("five")
+        expect(answer_of(page, 1)).to_have_attribute("aria-busy", "false")
+    assert TOKENIZER.decode(router.requests[1].prompt_token_ids.tolist()) == f"{said}\nthree four\nfive\n"
+
+
 @pytest.mark.parametrize(("after", "kept"), [(0, False), (6, True)])
 def test_an_error_is_shown_in_the_servers_words(visit, router, after, kept):
     page = visit.open()
@@ -182,6 +201,7 @@ def test_markup_in_answers_and_errors_stays_text(visit, router, hostile):
     page = visit.open()
     visit.send(hostile)
     expect(answer_of(page).locator(".text")).to_contain_text(hostile)
+    expect(answer_of(page)).to_have_attribute("aria-busy", "false")
     router.failures.append((0, Overloaded(hostile, 1.0)))
     visit.send("again")
     expect(page.get_by_role("alert")).to_contain_text(hostile)

@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from paceline_testing.browser_visit import Visit
+
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is missing: run `make test-browser`").expect
 
 
@@ -44,8 +46,15 @@ def test_the_panel_follows_while_it_is_seen(visit, router):
         router.text = before
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_it_says_so_where_metrics_are_not_on_this_port(visit, status):
+def test_it_says_so_where_metrics_are_not_on_this_port(browser, guarded):
+    with Visit(browser, guarded[0]) as visit:
+        panel = visit.open().get_by_role("complementary", name="Cluster")
+        expect(panel).to_contain_text("Metrics are not on this port: the server answered 404.")
+        expect(panel).to_contain_text("gateway.metrics_port")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_it_says_so_where_a_proxy_guards_the_metrics(visit, status):
     page = visit.page
     page.route("**/metrics", lambda route: route.fulfill(status=status, body="{}"))
     visit.open()

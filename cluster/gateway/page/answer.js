@@ -45,7 +45,8 @@ class Speed {
 class Run {
   constructor(speculates) {
     this.speculates = speculates;
-    this.content = '';
+    this.content = '';  // what the conversation goes on with
+    this.shown = '';  // that and what the model thought, as it wrote it
     this.isWhole = false;
     this.coloured = new ColouredText();
     this.speed = new Speed();
@@ -77,10 +78,12 @@ class Run {
   }
 
   take(choice) {
-    const text = choice.delta.content ?? '';
+    const { content = '', reasoning_content: thought = '' } = choice.delta;
     const pairs = choice.token_sources ?? null;
+    this.content += content;
+    const text = pairs === null ? thought + content : pairs.map(([part]) => part).join('');
     if (!text) return;
-    this.content += text;
+    this.shown += text;
     this.coloured.add(text, pairs);
     this.speed.add(pairs);
     if (pairs !== null) this.speed.show(this.line);
@@ -92,7 +95,7 @@ function comparison(runs) {
   const fast = runs.find((run) => run.speculates)?.speed.perSecond;
   const plain = runs.find((run) => !run.speculates)?.speed.perSecond;
   if (!fast || !plain || !runs.every((run) => run.isWhole)) return null;
-  const isSame = runs.every((run) => run.content === runs[0].content);
+  const isSame = runs.every((run) => run.shown === runs[0].shown);
   const times = `${fast.toFixed(1)} tokens/s with speculation, ${plain.toFixed(1)} without: ${(fast / plain).toFixed(2)} times as fast.`;
   return `${times} ${isSame ? 'Both texts are the same.' : 'The texts differ.'}`;
 }

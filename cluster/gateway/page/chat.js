@@ -49,7 +49,7 @@ class Turn {
 
   /** After a run that did not come to its end: what there is of it stays. */
   async recover(run, error) {
-    if (!run.content) {
+    if (!run.shown) {
       this.runs.pop();
       run.element.remove();
     }
@@ -63,7 +63,7 @@ class Turn {
     }
     const again = make('button', { type: 'button', onclick: () => this.run(run.speculates) }, 'Try again');
     const box = errorBox(error instanceof ServerError ? error : new ServerError(`This page failed: ${error.message}`));
-    if (!run.content) box.append(again);
+    if (!run.shown) box.append(again);
     this.trouble = box;
     this.element.append(box);
     keepEndInView();

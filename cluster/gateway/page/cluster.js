@@ -59,7 +59,7 @@ function metricsTrouble(error) {
   if (![401, 403, 404].includes(error.status)) return [errorBox(error)];
   const again = make('button', { type: 'button', onclick: look }, 'Try again');
   const words = `Metrics are not on this port: the server answered ${error.status}.`;
-  return [make('p', { className: 'quiet' }, words), again];
+  return [make('p', {}, words), make('p', { className: 'quiet' }, error.message), again];
 }
 
 const isWatched = () => !byId('cluster').hidden && document.visibilityState === 'visible';
