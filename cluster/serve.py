@@ -310,5 +310,6 @@ def served_model(plan: ClusterPlan) -> ServedModel:
         created=int(time.time()),
         drafters=plan.drafters,
         acceptance=plan.config.speculation.acceptance,
+        tool_parser=plan.config.target.tool_parser,
         max_side_len=plan.info.max_side_len,
     )
