@@ -81,7 +81,8 @@ class ChatFormat:
 
     def parser(self, use: ToolUse, starts_inside: bool) -> AnswerParser | None:
         """For text in which special tokens are spelled out. None: all of an answer is its content."""
-        calls = self._format.parser(use.callable_tools) if use.callable_tools else None
+        has_calls = bool(use.callable_tools) or self._format.marks_every_answer
+        calls = self._format.parser(use.callable_tools) if has_calls else None
         if calls is None and self._marks is None:
             return None
         splitter = None

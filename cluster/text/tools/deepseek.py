@@ -30,6 +30,7 @@ _TEXT_ARGUMENTS = HistoryNeeds(arguments_as_text=True)
 class DeepSeekV31:
     name = "deepseek_v31"
     history_needs = _TEXT_ARGUMENTS
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and "```json" not in chat_template
@@ -50,6 +51,7 @@ class DeepSeekV31:
 class DeepSeekV3:
     name = "deepseek_v3"
     history_needs = _TEXT_ARGUMENTS
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and "```json" in chat_template

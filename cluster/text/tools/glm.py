@@ -26,6 +26,7 @@ _MARKS, _VALUE_MARKS = Marks([_BEGIN]), Marks([_VALUE_END])
 class Glm:
     name = "glm"
     history_needs = HistoryNeeds()
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _KEY_BEGIN in chat_template and _BEGIN in chat_template

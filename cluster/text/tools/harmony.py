@@ -30,6 +30,7 @@ _RECIPIENT = re.compile(rf"to=functions\.([A-Za-z0-9_.:/-]{{1,{MAX_NAME_CHARS}}}
 class Harmony:
     name = "harmony"
     history_needs = HistoryNeeds()
+    marks_every_answer = True
 
     def detects(self, chat_template: str) -> bool:
         return _CHANNEL in chat_template and _MESSAGE in chat_template

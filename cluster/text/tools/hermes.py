@@ -20,6 +20,7 @@ _MARKS = Marks([BEGIN])
 class Hermes:
     name = "hermes"
     history_needs = HistoryNeeds()
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return BEGIN in chat_template

@@ -11,6 +11,7 @@ from cluster.text.tools.format import SpecialTokenId
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
 
 ANY_TEXT = "/(?s:.*)/"
+_ANSWER_TEXT = "ANSWER_TEXT"
 # Enough for the indentation of nested values; without a limit, a model may write white space for ever.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
@@ -56,19 +57,19 @@ class Lark:
     def is_special(self, text: str) -> bool:
         return self._special_token_id(text) is not None
 
-    def text_up_to(self, name: str, mark: str) -> str:
+    def text_up_to(self, name: str, mark: str, text: str = ANY_TEXT) -> str:
         """A rule of this name: text that ends with the first of this mark."""
         if self.is_special(mark):
-            self.rule(name, f"{self.text_without(f'{name.upper()}_TEXT', mark)} {self.mark(mark)}")
+            self.rule(name, f"{self.text_without(f'{name.upper()}_TEXT', mark, text)} {self.mark(mark)}")
         else:
-            self.rule(f"{name}[lazy]", f"{ANY_TEXT} {quoted(mark)}")
+            self.rule(f"{name}[lazy]", f"{text} {quoted(mark)}")
         return name
 
-    def text_without(self, name: str, mark: str) -> str:
-        """A terminal of this name: any text in which the mark does not occur. The text of a special token could also be
+    def text_without(self, name: str, mark: str, text: str = ANY_TEXT) -> str:
+        """A terminal of this name: text in which the mark does not occur. The text of a special token could also be
         written with ordinary tokens, which parsers cannot tell from it."""
         escaped = re.escape(mark).replace("/", r"\/")
-        self.rule(name, f"{ANY_TEXT} & ~/(?s:.*){escaped}(?s:.*)/")
+        self.rule(name, f"{text} & ~/(?s:.*){escaped}(?s:.*)/")
         return name
 
     def written(self) -> str:
@@ -96,6 +97,17 @@ def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
 def arguments_rule(lark: Lark, tool: Tool, index: int) -> str:
     """Name of the rule of a tool's arguments. index: of the tool."""
     return lark.shared_rule(f"arguments_{index}", json_rule({"type": "object", **tool.parameters}, tool.strict))
+
+
+def answer_text(lark: Lark) -> str:
+    """A terminal of any text. See `with_answer_text`."""
+    lark.rule(_ANSWER_TEXT, ANY_TEXT)
+    return _ANSWER_TEXT
+
+
+def with_answer_text(grammar: str, text: str) -> str:
+    """The grammar with this expression for text of the answer outside calls."""
+    return grammar.replace(f"\n{_ANSWER_TEXT}: {ANY_TEXT}\n", f"\n{_ANSWER_TEXT}: {text}\n")
 
 
 def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
@@ -130,10 +142,12 @@ def answer_with_calls(lark: Lark, trigger: str, calls: str, choice: ToolChoice) 
     """The grammar of answers whose first call begins with this mark. calls: expression of what follows the mark, "" if
     nothing can be called."""
     if not calls:
-        lark.rule("start", lark.text_without("FREE_TEXT", trigger))
+        lark.rule("start", lark.text_without("FREE_TEXT", trigger, answer_text(lark)))
     elif choice == "auto":
-        lark.text_up_to("text_and_mark", trigger)
-        lark.rule("free_text", lark.text_without("FREE_TEXT", trigger) if lark.is_special(trigger) else ANY_TEXT)
+        text = answer_text(lark)
+        lark.text_up_to("text_and_mark", trigger, text)
+        # Without a special token the other rule ends where the mark is complete, and this one with it.
+        lark.rule("free_text", lark.text_without("FREE_TEXT", trigger, text) if lark.is_special(trigger) else text)
         lark.rule("start", f"free_text | text_and_mark {calls}")
     else:
         lark.rule("start", f"{lark.mark(trigger)} {calls}")

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from cluster.text.tools.format import SpecialTokenId, ToolParser
 from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import JsonCall, show_unless_over
-from cluster.text.tools.lark import Lark, json_call, quoted, repeated, tools_of
+from cluster.text.tools.lark import Lark, answer_text, json_call, quoted, repeated, tools_of
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
 from cluster.text.tools.stepped_parser import SteppedParser
@@ -22,6 +22,7 @@ _TEXT = r"/([ \t\r\n]*[^ \t\r\n{](?s:.*))?/"  # a brace at the beginning begins 
 class Llama3Json:
     name = "llama3_json"
     history_needs = HistoryNeeds()
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return "<|start_header_id|>" in chat_template and '"parameters"' in chat_template
@@ -38,7 +39,8 @@ class Llama3Json:
         calls = repeated(lark, call, quoted("; "), choice, parallel) if call else ""
         if choice == "auto" and calls:
             tag = f"[{lark.mark(_TAG)}]" if lark.is_special(_TAG) else ""
-            lark.rule("free_text", _TEXT)
+            lark.rule("FREE_TEXT", f"{answer_text(lark)} & {_TEXT}")
+            lark.rule("free_text", "FREE_TEXT")
             lark.rule("start", f"free_text | {tag} {calls}")
         else:
             lark.rule("start", calls or _TEXT)

@@ -34,6 +34,7 @@ _SHORT_IDS = HistoryNeeds(short_ids=True)
 class MistralArray:
     name = "mistral"
     history_needs = _SHORT_IDS
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and _ARGUMENTS not in chat_template
@@ -54,6 +55,7 @@ class MistralArray:
 class MistralArgs:
     name = "mistral_args"
     history_needs = _SHORT_IDS
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and _ARGUMENTS in chat_template

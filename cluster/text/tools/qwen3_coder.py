@@ -29,6 +29,7 @@ _VALUE_MARKS = Marks(["\n" + _PARAMETER_END, _PARAMETER_END])
 class Qwen3Coder:
     name = "qwen3_coder"
     history_needs = HistoryNeeds()
+    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _FUNCTION in chat_template and _PARAMETER in chat_template

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.text.tools.events import Event
 from cluster.text.tools.format import SpecialTokenId
-from cluster.text.tools.lark import Lark
+from cluster.text.tools.lark import ANY_TEXT, Lark, with_answer_text
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
 from cluster.text.tools.stepped_parser import SteppedParser
@@ -86,6 +86,12 @@ def with_thought(grammar: str, marks: ReasoningMarks, starts_inside: bool, speci
     lark = Lark(special_token_id)
     thought = f"{lark.text_up_to('thought', marks.end)} /\\n{{0,2}}/"
     if not starts_inside:
-        thought = f"[{lark.marks(marks.begin)} {thought}]"
+        spaces = r"[ \n]{0,4}"
+        if lark.is_special(marks.begin):
+            begin = f"/{spaces}/ {lark.mark(marks.begin)}"
+        else:  # a thought is no text of the answer
+            begin = f"/{spaces}{re.escape(marks.begin)}/"
+            grammar = with_answer_text(grammar, f"{ANY_TEXT} & ~/{spaces}{re.escape(marks.begin)}(?s:.*)/")
+        thought = f"[{begin} {thought}]"
     lark.rule("start", f"{thought} answer")
     return lark.written() + re.sub(r"(?m)^start:", "answer:", grammar.partition("\n")[2], count=1)

@@ -231,6 +231,23 @@ def test_a_thought_comes_first(has_marks):
         assert accepted(outside, f"Hm</think>{call}", has_marks)[0] == 0
 
 
+@pytest.mark.parametrize("has_marks", [True, False])
+@pytest.mark.parametrize("name", ["hermes", "glm", "deepseek_v31", "llama3_json"])
+def test_a_thought_comes_before_free_text_too(name, has_marks):
+    call, trigger = single_call(name), BEFORE_CALLS.get(name, "<tool_call>")
+    for starts_inside, begin in ((True, ""), (False, "\n<think>\n")):
+        free = written(name, "auto", True, has_marks)
+        grammar = with_thought(free, ReasoningMarks(), starts_inside, vocabulary(has_marks)[2])
+        for text in (f"{begin}Hm.</think>\n\nHi", f"{begin}Hm.</think>\n\n{call}"):
+            assert accepted(grammar, text, has_marks) == (len(text), True), text
+        assert accepted(grammar, call, has_marks)[1] is not starts_inside
+        if not has_marks:  # in a thought a mark is text
+            text = f"{begin}Hm {trigger} x</think>\n\nHi"
+            assert accepted(grammar, text, has_marks) == (len(text), True)
+        wrong = f"{begin}Hm.</think>\n\n{call.replace('celsius', 'kelvin')}"
+        assert accepted(grammar, wrong, has_marks)[0] < len(wrong)
+
+
 def nested(index: int) -> dict:
     """A schema that no other index has."""
     return {**NESTED, "properties": {**NESTED["properties"], f"flag_{index}": {"enum": [f"on_{index}", "off"]}}}
