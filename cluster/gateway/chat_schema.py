@@ -87,7 +87,7 @@ ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | Allowe
 class TemplateFields(StrictFields):
     """How messages become a prompt."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceField | None = None  # null: auto if there are tools
     parallel_tool_calls: bool | None = None  # null: true

@@ -22,6 +22,7 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
+from cluster.gateway.body_limits import check_lengths
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.errors import BodyTooLarge, status_of
@@ -140,6 +141,7 @@ class InferenceServicer:
             self._enter(grpc_context)
             with self._service.counting_refusals():
                 self._check_size(request)
+                check_lengths({"messages": request.conversation.messages}, self._service.model.max_model_len)
                 found = await tokenize(self._service, parse_tokenize(_tokenize_fields(request)))
         except Exception as error:
             _tell(error, grpc_context)
@@ -204,6 +206,8 @@ class InferenceServicer:
         tenant = self._enter(context)
         with self._service.counting_refusals():
             self._check_size(request)
+            lengths = {"messages": request.conversation.messages, "prompt": request.prompt_token_ids.ids}
+            check_lengths(lengths, self._service.model.max_model_len)
             call = _call(request)
         return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
 

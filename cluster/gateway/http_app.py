@@ -22,6 +22,7 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
+from cluster.gateway.body_limits import read_fields
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.chat_answer import ChatWriter
 from cluster.gateway.chat_schema import ChatBody, chat_call
@@ -39,7 +40,6 @@ from cluster.gateway.schema import (
     GenerationFields,
     completion_call,
     parse_fields,
-    parse_json_object,
 )
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import padded_json
@@ -253,7 +253,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
     @app.post("/v1/completions", tags=["openai"], openapi_extra=request_body(CompletionBody))
     async def create_completion(request: Request) -> Response:
         with service.counting_refusals():
-            fields = parse_json_object(await read_body(request, config.max_body_bytes))
+            fields = read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
             body = parse_fields(CompletionBody, fields, config.unknown_fields)
             call = completion_call(body, _timeout_s(request))
         return await answer(request, "cmpl", body, call)
@@ -261,7 +261,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
     @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=request_body(ChatBody))
     async def create_chat_completion(request: Request) -> Response:
         with service.counting_refusals():
-            fields = parse_json_object(await read_body(request, config.max_body_bytes))
+            fields = read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
             body = parse_fields(ChatBody, fields, config.unknown_fields)
             call = chat_call(body, _timeout_s(request))
         return await answer(request, "chatcmpl", body, call)

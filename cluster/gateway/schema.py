@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
@@ -19,7 +19,7 @@ from cluster.gateway.call import GenerationCall
 from cluster.gateway.constraints import ConstraintFields, constraint_of
 from cluster.gateway.foreign_fields import without_foreign
 from cluster.gateway.openai_answer import UsageChunks
-from cluster.gateway.unknown_fields import unknown_field, without_unknown
+from cluster.gateway.unknown_fields import unknown_field
 from cluster.generation import (
     HTTP_TEMPERATURE,
     GenerationOptions,
@@ -36,6 +36,7 @@ from cluster.validation import StrictFields, counted, field_path, first_problem,
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
 MAX_STOP_CHARS = 256
+_MAX_PROBLEMS = 1000
 MAX_SALT_CHARS = 256
 
 
@@ -111,10 +112,14 @@ class GenerationFields(SamplingFields, ConstraintFields):
         return "every" if options.continuous_usage_stats else "last"
 
 
+Item = TypeVar("Item")
+_Checked = Annotated[list[Item], Field(fail_fast=True)]  # the first wrong item ends the check
+
+
 class CompletionBody(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | _Checked[str] | _Checked[int] | _Checked[list[int]]
     add_special_tokens: bool | None = None  # null: true
     max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0: with echo
     logprobs: NumLogprobs | None = None
@@ -141,13 +146,7 @@ def parse_fields(
     """unknown: what happens to fields that nobody knows. Raises InvalidRequest."""
     fields = without_foreign(fields)
     try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        if unknown == "refuse":
-            raise _invalid(kind, error) from None
-        fields = without_unknown(fields, error)
-    try:
-        return kind.model_validate(fields)
+        return kind.model_validate(fields, extra="ignore" if unknown == "ignore" else None)
     except ValidationError as error:
         raise _invalid(kind, error) from None
 
@@ -274,7 +273,7 @@ def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[P
     if isinstance(prompt, str):
         prompts: tuple[Prompt, ...] = (prompt,)
     elif prompt and isinstance(prompt[0], int):
-        prompts = (tuple(token for token in prompt if isinstance(token, int)),)
+        prompts = (cast(tuple[int, ...], tuple(prompt)),)
     else:
         prompts = tuple(part if isinstance(part, str) else tuple(part) for part in prompt if not isinstance(part, int))
     if not prompts or not all(prompts):
@@ -284,6 +283,8 @@ def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[P
 
 def _invalid(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
     """The first problem, in words of ours where pydantic would tell of the branches of a union."""
+    if error.error_count() > _MAX_PROBLEMS:  # listing them would hold up other calls
+        return InvalidRequest("body", Size(f"{error.error_count()} wrong values"), "send fewer, and they are named")
     problem = error.errors(include_url=False)[0]
     top = str(problem["loc"][0]) if problem["loc"] else "body"
     if problem["type"] == "extra_forbidden":

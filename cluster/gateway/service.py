@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 32  # prompts x n of one call
 
+_CHARS_A_TOKEN = 16  # of a prediction; what is beyond as many tokens as the model has room for is of no use
 _RECENT_S = 2.0  # for which probes go by what the router has last said
 
 
@@ -212,6 +213,9 @@ class GenerationService:
         scope = scope_of(sharing, options.cache, call.cache_salt, options.namespace, calls + content)
         if scope.reads_others:
             call = replace(call, wants_stats=False, wants_token_sources=False)  # they would tell what others have said
+        if tenant is not None and self._gatekeeper is not None:
+            with self._gatekeeper.counting_refusals():
+                tenant.limiter.check_tokens(self._least_tokens(call))
         encoded, prediction = await self._encode(call, model)
         prompts = [prompt.token_ids for prompt in encoded]
         starts_inside = encoded[0].starts_inside_thought
@@ -220,7 +224,12 @@ class GenerationService:
             grammar = self.codec.chat_format.whole_grammar(call.tool_use, calls, content, starts_inside)
             if self.codec.chat_format.parser(call.tool_use, starts_inside) is not None:
                 call = replace(call, skip_special_tokens=False)
-        budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
+        try:
+            budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
+        except InvalidRequest:
+            if tenant is not None:  # the work of tokenising has been done
+                tenant.limiter.spend(sum(map(len, prompts)))
+            raise
         timeout_s = max(0.001, deadline - time.monotonic())
         shared = _request_of(call, model, scope, tenant, grammar)
         seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
@@ -271,6 +280,12 @@ class GenerationService:
         """A new one for each answer of a chat; None: all of it is content."""
         return self.codec.chat_format.parser(prepared.call.tool_use, prepared.starts_inside_thought)
 
+    def _least_tokens(self, call: GenerationCall) -> int:
+        """A lower bound of the tokens of all prompts, before they are tokenised."""
+        return sum(
+            self.codec.least_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in call.prompts
+        )
+
     async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[EncodedPrompt], np.ndarray]:
         """The prompts and the prediction, int32 [n]."""
         prompts: list[EncodedPrompt] = []
@@ -284,9 +299,11 @@ class GenerationService:
                     add_special_tokens=call.add_special_tokens,
                     template=call.template,
                     tool_use=call.tool_use,
+                    max_model_len=model.max_model_len,
                 )
             )
-        return prompts, await self.codec.encode_text(call.prediction)
+            await asyncio.sleep(0)  # other calls come between prompts
+        return prompts, await self.codec.encode_text(call.prediction[: _CHARS_A_TOKEN * model.max_model_len])
 
     def _max_new_tokens(self, call: GenerationCall, num_prompt: int, model: ServedModel) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""

@@ -9,9 +9,10 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from cluster.config import GatewayConfig
+from cluster.gateway.body_limits import read_fields
 from cluster.gateway.openapi import request_body
 from cluster.gateway.request_body import read_body
-from cluster.gateway.schema import parse_fields, parse_json_object
+from cluster.gateway.schema import parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tokenizing import (
     DetokenizeBody,
@@ -27,7 +28,7 @@ TOKEN_BODIES = (TokenizePromptBody, TokenizeChatBody, DetokenizeBody)
 
 def add_token_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:
     async def fields_of(request: Request) -> dict[str, Any]:
-        return parse_json_object(await read_body(request, config.max_body_bytes))
+        return read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
 
     @app.post("/tokenize", tags=["tokens"], openapi_extra=request_body(TokenizePromptBody, TokenizeChatBody))
     async def post_tokenize(request: Request) -> Response:

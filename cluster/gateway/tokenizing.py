@@ -79,7 +79,9 @@ async def tokenize(service: GenerationService, body: TokenizeBody) -> Tokenized:
     adds = body.add_special_tokens is not False
     found = await service.codec.encode_prompt(prompt, field, add_special_tokens=adds, template=template, tool_use=tools)
     token_ids: list[int] = found.token_ids.tolist()
-    strings = service.codec.token_strings(token_ids) if body.return_token_strs else None
+    strings = None
+    if body.return_token_strs:
+        strings = await asyncio.to_thread(service.codec.token_strings, token_ids)
     return Tokenized(token_ids, service.model.max_model_len, strings)
 
 

@@ -1,14 +1,12 @@
-"""Parameters that nobody knows: what was probably meant, and leaving them out where the configuration says so."""
+"""Parameters that nobody knows: what was probably meant."""
 
 from __future__ import annotations
 
-import copy
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from actors.errors import InvalidRequest
@@ -27,15 +25,6 @@ def unknown_field(kind: type[BaseModel], problem: ErrorDetails) -> InvalidReques
     if (meant := _nearest(str(name), _names(kind, parents))) is not None:
         limit = f"{limit}; did you mean {field_path([*parents, meant])}?"
     return InvalidRequest(field_path(problem["loc"]), told, limit, "unknown_parameter")
-
-
-def without_unknown(fields: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
-    """A copy of the fields without those that the error calls unknown."""
-    kept = copy.deepcopy(dict(fields))
-    for problem in error.errors(include_url=False, include_context=False):
-        if problem["type"] == "extra_forbidden":
-            _remove(kept, problem["loc"])
-    return kept
 
 
 def _names(kind: type[BaseModel], parents: Sequence[int | str]) -> set[str]:
@@ -60,12 +49,3 @@ def _models(kind: type[BaseModel], field: str) -> Iterator[type[BaseModel]]:
 def _nearest(name: str, names: set[str]) -> str | None:
     found = difflib.get_close_matches(name[:64].lower(), sorted(names), n=1, cutoff=_LEAST_LIKENESS)
     return found[0] if found else None
-
-
-def _remove(fields: Any, location: Sequence[int | str]) -> None:
-    *parents, name = location
-    for part in parents:
-        with suppress(LookupError, TypeError):  # parts that are pydantic's names of a union's branches
-            fields = fields[part]
-    if isinstance(fields, dict):
-        fields.pop(name, None)

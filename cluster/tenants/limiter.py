@@ -84,13 +84,19 @@ class TenantLimiter:
         finally:
             self.num_running -= num_sequences
 
+    def check_tokens(self, least: int) -> None:
+        """Raises OverLimit where a prompt of at least so many tokens would not be admitted now. Charges nothing."""
+        self._check(self._tokens, least, "tokens_per_minute", self.limits.tokens_per_minute)
+
     def _take(self, bucket: TokenBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
-        if bucket is None or limit is None:
-            return
-        now = self._clock()
-        if (wait_s := bucket.wait_s(amount, now)) > 0:
+        self._check(bucket, amount, limit_name, limit)
+        if bucket is not None:
+            bucket.take(amount, self._clock())
+
+    def _check(self, bucket: TokenBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
+        """Raises OverLimit."""
+        if bucket is not None and limit is not None and (wait_s := bucket.wait_s(amount, self._clock())) > 0:
             raise OverLimit(limit_name, limit, max(_LEAST_WAIT_S, wait_s))
-        bucket.take(amount, now)
 
     def spend(self, num_tokens: int) -> None:
         """Charge generated tokens."""

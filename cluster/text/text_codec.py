@@ -11,12 +11,14 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 from cluster.text.chat_format import NO_TOOLS, ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions
+from cluster.text.token_bound import token_bound
 from cluster.validation import counted
 
 _OFF_LOOP_CHARS = 4096  # shorter texts encode faster than a thread switch
+_MESSAGE_CHARS = 32  # characters that take as long to encode as an empty message takes to render
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class TextCodec:
         if self._rust is not None:
             self._rust.no_truncation()
             self._rust.no_padding()
+        self._bound = token_bound(self._rust)
 
     @property
     def has_chat_template(self) -> bool:
@@ -77,21 +80,34 @@ class TextCodec:
         add_special_tokens: bool = True,
         template: TemplateOptions | None = None,
         tool_use: ToolUse = NO_TOOLS,
+        max_model_len: int | None = None,
     ) -> EncodedPrompt:
-        """Long texts are tokenised in a thread. Raises InvalidRequest for messages the template refuses.
+        """Long texts are tokenised in a thread. Raises InvalidRequest for messages the template refuses, and without
+        tokenising for texts that cannot have less than max_model_len tokens; None: they are tokenised.
 
         add_special_tokens: concerns texts. template, tool_use: concern messages. template None: the defaults.
         """
         if isinstance(prompt, str):
+            self._check_length(prompt, field, max_model_len)
             return EncodedPrompt(await self._off_loop_when_long(len(prompt), self._encode, prompt, add_special_tokens))
         if prompt and isinstance(prompt[0], ChatMessage):
-            length = sum(len(message.content) for message in prompt if isinstance(message, ChatMessage))
+            # A message costs time even if it is empty.
+            length = sum(_MESSAGE_CHARS + len(one.content) for one in prompt if isinstance(one, ChatMessage))
             length += sum(len(str(tool.parameters)) for tool in tool_use.callable_tools)
             encoded: EncodedPrompt = await self._off_loop_when_long(
-                length, self._encode_conversation, prompt, field, template or TemplateOptions(), tool_use
+                length, self._encode_conversation, prompt, field, template or TemplateOptions(), tool_use, max_model_len
             )
             return encoded
         return EncodedPrompt(np.asarray(prompt, dtype=np.int32))
+
+    def least_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens, without tokenising."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
+    def _check_length(self, text: str, field: str, max_model_len: int | None) -> None:
+        if max_model_len is not None and (least := self.least_tokens(text)) >= max_model_len:
+            limit = f"there is room for at most {max_model_len} tokens, prompt and answer together"
+            raise InvalidRequest(field, Size(f"at least {least} tokens"), limit, "context_length_exceeded")
 
     async def encode_text(self, text: str) -> np.ndarray:
         """int32 [n], no special tokens added."""
@@ -120,12 +136,21 @@ class TextCodec:
 
     def _encode(self, text: str, add_special_tokens: bool) -> np.ndarray:
         if self._rust is not None:
-            return np.asarray(self._rust.encode(text, add_special_tokens=add_special_tokens).ids, dtype=np.int32)
+            if len(text) < _OFF_LOOP_CHARS:
+                found = self._rust.encode(text, add_special_tokens=add_special_tokens)
+            else:  # unlike `encode`, this gives other threads the interpreter meanwhile
+                (found,) = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return np.asarray(found.ids, dtype=np.int32)
         with self._lock:
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=add_special_tokens), dtype=np.int32)
 
     def _encode_conversation(
-        self, messages: Sequence[ChatMessage], field: str, template: TemplateOptions, tool_use: ToolUse
+        self,
+        messages: Sequence[ChatMessage],
+        field: str,
+        template: TemplateOptions,
+        tool_use: ToolUse,
+        max_model_len: int | None,
     ) -> EncodedPrompt:
         if not self._tokenizer.chat_template:
             raise InvalidRequest(
@@ -146,5 +171,6 @@ class TextCodec:
             # What the template computes with the request's values; the error's text may hold the conversation.
             limit = "the model's chat template cannot be rendered with them and the given options"
             raise InvalidRequest(field, counted(len(messages), "message"), limit) from None
+        self._check_length(text, field, max_model_len)
         # The template has written the special tokens already.
         return EncodedPrompt(self._encode(text, False), self.chat_format.starts_inside_thought(text))

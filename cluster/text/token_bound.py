@@ -1,0 +1,56 @@
+"""A lower bound of the number of tokens of a text, from its length alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer, models
+from tokenizers.pre_tokenizers import ByteLevel
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBound:
+    """longest: no token stands for more than so many bytes, or characters if `counts_chars`."""
+
+    longest: int
+    counts_chars: bool
+
+    def least_tokens(self, text: str) -> int:
+        size = len(text) if self.counts_chars else len(text.encode(errors="replace"))
+        return -(-size // self.longest)
+
+
+def token_bound(tokenizer: Tokenizer | None) -> TokenBound | None:
+    """None: a token may stand for a text of any length, as far as is known. Tokenizers whose tokens are bytes, or that
+    fall back to bytes, have a bound, unless they change or drop text."""
+    if tokenizer is None or not isinstance(tokenizer.model, models.BPE):
+        return None
+    added = tokenizer.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added):  # they take in any number of spaces
+        return None
+    vocab = tokenizer.get_vocab()
+    longest = max(map(len, vocab))
+    normalizer, splits = _kinds(tokenizer.normalizer), _kinds(tokenizer.pre_tokenizer)
+    if "Removed" in splits.values():
+        return None
+    if not normalizer and splits.keys() <= {"ByteLevel", "Split", "Digits"} and "ByteLevel" in splits:
+        return TokenBound(longest, counts_chars=False) if all(map(vocab.__contains__, ByteLevel.alphabet())) else None
+    has_bytes = tokenizer.model.byte_fallback and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    if has_bytes and normalizer.keys() <= {"Prepend", "Replace"} and splits.keys() <= {"Metaspace", "Split"}:
+        return TokenBound(longest, counts_chars=True)
+    return None
+
+
+def _kinds(part: Any) -> dict[str, str]:
+    """Kind -> what it does to what it finds, of a normalizer or pre-tokenizer and its parts."""
+    if part is None:
+        return {}
+    state = json.loads(part.__getstate__())
+    parts = state.get("normalizers") or state.get("pretokenizers") or [state]
+    found: dict[str, str] = {}
+    for one in parts:
+        shrinks = one["type"] == "Replace" and one.get("pattern") != {"String": " "}
+        found["Shrinks" if shrinks else one["type"]] = str(one.get("behavior", ""))
+    return found

@@ -1,0 +1,218 @@
+"""Bodies that would hold up all other calls are refused by their shape, and texts by their length.
+
+Covers `cluster.gateway.body_limits` and `cluster.text.token_bound`, and measures a served gateway under such calls.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+
+from actors.errors import InvalidRequest
+from cluster.gateway.body_limits import MAX_CONTAINERS, MAX_MESSAGES, MAX_STRINGS, check_lengths, check_shape
+from cluster.gateway.errors import BodyTooLarge
+from cluster.text.token_bound import token_bound
+from paceline_testing.toy_tokenizer import toy_tokenizer
+
+LENGTH = 4096
+SIZE = 3_900_000
+LONGEST_GAP_S = 0.5  # on a busy machine; a quiet one has a fifth of it
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one)
+)
+
+
+@given(JSON)
+def test_small_bodies_pass_whatever_they_hold(value):
+    check_shape(json.dumps(value).encode(), 16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"prompt":"' + b",[{}]:" * 600_000 + b'"}',
+        b'{"prompt":"' + b'\\"' * 1_900_000 + b'"}',
+        b'{"prompt":"' + b"\\\\" * 1_900_000 + b'"}',
+        json.dumps({"prompt": [[5] * LENGTH] * 32}).encode(),
+        json.dumps({"messages": [{"role": "user", "content": "a, [b]"}] * MAX_MESSAGES}).encode(),
+    ],
+    ids=["brackets in a text", "quotes in a text", "backslashes", "token ids", "messages"],
+)
+def test_large_calls_pass(data):
+    check_shape(data, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b'{"a":[' + b'"",' * (MAX_STRINGS + 2) + b'""]}', "strings"),
+        (b'{"a":[' + b'"\\\\",' * (2 * MAX_STRINGS + 4) + b'""]}', "strings"),
+        (b'{"a":[' + b"{}," * MAX_CONTAINERS + b"1]}", "lists and objects"),
+        (b'{"a":"x",' + b"[" * (MAX_CONTAINERS + 1), "lists and objects"),
+        (b'{"a":[' + b"1," * 1_900_000 + b"1]}", "values"),
+        (b'"' + b'\\"' * 100_000 + b"\\" + b"," * 500_000 + b"[" * 100_000, None),
+    ],
+    ids=["strings", "backslash strings", "objects", "depth", "values", "damaged"],
+)
+def test_more_values_than_a_call_needs_are_refused(data, what):
+    started = time.perf_counter()
+    if what is None:  # what is wrong is for the parser to say
+        check_shape(data, LENGTH)
+    else:
+        with pytest.raises(BodyTooLarge, match=f"{what}; at most"):
+            check_shape(data, LENGTH)
+    assert time.perf_counter() - started < 0.2
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"messages": [{}] * (LENGTH + 1)}, "messages", "is 4097 messages; at most 4096 messages are taken"),
+        ({"prompt": ["a"] * 33}, "prompt", "is 33 prompts; at most 32 in one call"),
+        ({"prompt": [[5]] * 33}, "prompt", "is 33 prompts"),
+        ({"prompt": [5] * LENGTH}, "prompt", "is 4096 tokens; there is room for at most 4096"),
+        ({str(number): 1 for number in range(257)}, "body", "is 257 fields"),
+    ],
+)
+def test_lists_that_cannot_be_served_are_refused_before_they_are_checked(fields, field, words):
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        check_lengths(fields, LENGTH)
+    assert caught.value.field == field
+
+
+# --- the number of tokens, from the length ---------------------------------------------------------------------------
+
+TOY = toy_tokenizer().backend_tokenizer
+
+
+@given(st.text(max_size=200) | st.lists(st.sampled_from([*TOY.get_vocab(), " "]), max_size=40).map("".join))
+def test_no_text_has_less_tokens_than_the_bound(text):
+    assert token_bound(TOY).least_tokens(text) <= len(TOY.encode(text).ids)
+
+
+def test_the_bound_grows_with_the_text():
+    longest = max(map(len, TOY.get_vocab()))
+    assert token_bound(TOY).least_tokens("é" * 500) == -(-1000 // longest)
+
+
+def changed(change):
+    tokenizer = Tokenizer.from_str(TOY.to_str())
+    change(tokenizer)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        None,
+        changed(lambda one: setattr(one, "normalizer", normalizers.Strip())),
+        changed(lambda one: setattr(one, "normalizer", normalizers.Replace("aaa", "a"))),
+        changed(lambda one: one.add_special_tokens([AddedToken("<x>", rstrip=True)])),
+        Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")),
+        Tokenizer(models.BPE({"a": 0}, [])),
+    ],
+    ids=["python", "strip", "replace", "spaces", "unknown words", "no bytes"],
+)
+def test_there_is_no_bound_where_a_token_may_stand_for_any_text(tokenizer):
+    assert token_bound(tokenizer) is None
+
+
+# --- a served gateway ------------------------------------------------------------------------------------------------
+
+ATTACKS = {
+    "a long prompt": {"prompt": "hello world, " * (SIZE // 13)},
+    "a long word": {"prompt": "x" * SIZE},
+    "empty messages": {"messages": [{"role": "user", "content": ""}] * 100_000},
+    "a long prediction": {
+        "prompt": "x",
+        "max_tokens": 2,
+        "prediction": {"type": "content", "content": "a b " * 970_000},
+    },
+    "a long message": {"messages": [{"role": "user", "content": "hello " * (SIZE // 6)}]},
+    "nested prompts": {"prompt": [[1]] * 900_000},
+    "token ids": {"prompt": [7] * 1_900_000},
+    "unknown fields": {f"field {number}": 1 for number in range(60_000)},
+}
+
+
+SERVER = """
+import sys
+from paceline_testing.echo_gateway import echo_gateway
+with echo_gateway("toy") as (address, _, router):
+    router.delay_s = 0.02
+    print(address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def address():
+    """Of a gateway in a process of its own, so that only it can hold up its calls."""
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
+        yield f"http://{server.stdout.readline().strip()}"
+        server.stdin.close()  # it ends
+
+
+def post(address, body):
+    path = "chat/completions" if b'"messages"' in body[:20] else "completions"
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{address}/v1/{path}", content=body, headers=headers, timeout=60).status_code
+
+
+async def longest_gap_s(address, attack):
+    """Of a probe and between the chunks of a stream, while the attack lasts; and what the attack returns."""
+    gaps = {"probe": 0.0, "stream": 0.0}
+    done = asyncio.Event()
+
+    async def probe(client):
+        while not done.is_set():
+            started = time.monotonic()
+            assert (await client.get("/livez")).status_code == 200
+            gaps["probe"] = max(gaps["probe"], time.monotonic() - started)
+            await asyncio.sleep(0.005)
+
+    async def stream(client):
+        body = {"prompt": "the quick brown fox", "max_tokens": 200, "stream": True}
+        while not done.is_set():
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                last = time.monotonic()
+                async for _ in response.aiter_bytes():
+                    now = time.monotonic()
+                    gaps["stream"] = max(gaps["stream"], now - last)
+                    last = now
+                    if done.is_set():
+                        break
+
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        watchers = [asyncio.create_task(watch(client)) for watch in (probe, stream)]
+        await asyncio.sleep(0.1)
+        statuses = await attack()
+        done.set()
+        await asyncio.gather(*watchers)
+    return statuses, gaps
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_no_call_holds_up_others(address, name):
+    body = json.dumps(ATTACKS[name], separators=(",", ":")).encode()
+    assert len(body) < 4 * 1024 * 1024
+    threads = ThreadPoolExecutor(4)
+
+    async def attack():
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(threads, post, address, body) for _ in range(4)))
+
+    statuses, gaps = await longest_gap_s(address, attack)
+    threads.shutdown()
+    print(name, statuses, {one: round(gap, 3) for one, gap in gaps.items()})
+    assert set(statuses) <= {200, 400, 413}
+    assert max(gaps.values()) < LONGEST_GAP_S
