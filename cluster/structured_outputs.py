@@ -17,14 +17,17 @@ MAX_GRAMMAR_CHARS = 1 << 18
 MAX_GBNF_CHARS = 1 << 14
 MAX_CHOICES = 4096
 _MOST_REASON_CHARS = 200
-# Enough for the indentation of nested values; without a limit, a model may write white space for ever.
-_WHITESPACE: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+# JSON on one line, as chat templates write it: a model that may choose its white space takes more tokens for the same
+# values, and the names of keys are not forced.
+ONE_LINE: JsonCompileOptions = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
 
+_WHITESPACE_FIELDS = {"whitespace_pattern", "disable_any_whitespace"}
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
 class StructuredOutputs(StrictFields):
-    """Exactly one of its fields is set."""
+    """Exactly one of its fields is set, without those of JSON's white space."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -33,18 +36,31 @@ class StructuredOutputs(StrictFields):
     regex: _Text | None = None  # that the whole answer matches
     choice: Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
     grammar: _Text | None = None  # in Lark's or in GBNF's notation
+    # Regular expression of white space that may stand between the parts of JSON; null: it is written on one line, with
+    # a space after each comma and colon.
+    whitespace_pattern: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    disable_any_whitespace: bool | None = None  # JSON without white space
 
     @model_validator(mode="after")
     def _check_one(self) -> StructuredOutputs:
         if len(self._given) != 1:
             raise ValueError("it must have exactly one of json, json_object, regex, choice and grammar")
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            raise ValueError("whitespace_pattern and disable_any_whitespace exclude each other")
         if self.choice is not None and sum(map(len, self.choice)) > MAX_GRAMMAR_CHARS:
             raise ValueError(f"choice must have at most {MAX_GRAMMAR_CHARS} characters in all")
         return self
 
     @property
     def _given(self) -> list[str]:
-        return [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        kinds = type(self).model_fields.keys() - _WHITESPACE_FIELDS
+        return [name for name in kinds if getattr(self, name) not in (None, False)]
+
+    @property
+    def _style(self) -> JsonCompileOptions:
+        if self.whitespace_pattern is not None:
+            return {"whitespace_pattern": self.whitespace_pattern}
+        return _COMPACT if self.disable_any_whitespace else ONE_LINE
 
     @property
     def kind(self) -> str:
@@ -70,7 +86,7 @@ class StructuredOutputs(StrictFields):
         if self.grammar is not None:
             return _lark_text(self.grammar, field)
         schema: dict[str, Any] | str = {"type": "object"} if self.json_schema is None else self.json_schema
-        return LLMatcher.grammar_from_json_schema(_schema_text(schema, field), defaults=_WHITESPACE)
+        return LLMatcher.grammar_from_json_schema(_schema_text(schema, field), defaults=self._style)
 
 
 def _schema_text(schema: dict[str, Any] | str, field: str) -> str:

@@ -34,6 +34,7 @@ class ConstraintFields(StrictFields):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None  # of guided_json
 
 
 def constraint_of(body: ConstraintFields) -> tuple[StructuredOutputs | None, str]:
@@ -46,16 +47,17 @@ def constraint_of(body: ConstraintFields) -> tuple[StructuredOutputs | None, str
     for name in ("json", "regex", "choice", "grammar"):
         value = getattr(body, f"guided_{name}")
         if value is not None:
-            given.append((_guided(name, value), f"guided_{name}"))
+            style = {"whitespace_pattern": body.guided_whitespace_pattern} if name == "json" else {}
+            given.append((_guided(name, value, style), f"guided_{name}"))
     if len(given) > 1:
         fields = " and ".join(field.partition(".")[0] for _, field in given)
         raise InvalidRequest(given[1][1], Size("a second constraint"), f"an answer follows one; there are {fields}")
     return given[0] if given else (None, "")
 
 
-def _guided(name: str, value: object) -> StructuredOutputs:
+def _guided(name: str, value: object, style: dict[str, Any]) -> StructuredOutputs:
     try:
-        return checked(StructuredOutputs, {name: value})
+        return checked(StructuredOutputs, {name: value, **style})
     except InvalidRequest as error:
         raise InvalidRequest(f"guided_{error.field}", error.value, error.limit) from None
 

@@ -72,7 +72,6 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "documents": _only([], reason="write documents into a message"),
     "early_stopping": _only(False, reason="there is no beam search"),
     "guided_decoding_backend": _SPEED,
-    "guided_whitespace_pattern": _only(reason="write a grammar with the white space that you want"),
     "include_reasoning": _only(True, reason="reasoning is part of the answer"),
     "kv_transfer_params": _only(),
     "length_penalty": _only(1, reason="there is no beam search"),

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from cluster.cli.bench.prompts import BenchPrompt
-from cluster.structured_outputs import StructuredOutputs
+from cluster.structured_outputs import ONE_LINE, StructuredOutputs
 
 NUM_REQUESTS = 60  # of each task that are measured; as many others come before, if learnt from
 
@@ -80,7 +80,7 @@ def call_constraint(in_text: bool) -> StructuredOutputs:
     lark = (
         'start: TEXT "<tool_call>" call "</tool_call>"\n'
         "TEXT: /[A-Za-z ,.']{1,120}/\n"
-        f"call: %json {json.dumps(calls)}\n"
+        f"call: %json {json.dumps({**calls, 'x-guidance': ONE_LINE})}\n"
     )
     return StructuredOutputs(grammar=lark)
 

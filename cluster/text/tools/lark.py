@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.structured_outputs import ONE_LINE
 from cluster.text.tools.format import SpecialTokenId
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
 
 ANY_TEXT = "/(?s:.*)/"
 _ANSWER_TEXT = "ANSWER_TEXT"
-# Enough for the indentation of nested values; without a limit, a model may write white space for ever.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 class Lark:
@@ -90,7 +89,7 @@ def either(bodies: Sequence[str]) -> str:
 
 def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
     """Any JSON that follows a schema. Without `strict`, keywords that no grammar can follow are ignored."""
-    options = {"whitespace_pattern": _WHITESPACE, "lenient": not strict}
+    options = {**ONE_LINE, "lenient": not strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
