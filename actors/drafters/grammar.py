@@ -17,11 +17,11 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import CpuDrafter, DraftContext
-from actors.grammar.matcher import GrammarMatcher
+from actors.grammar.matcher import FORCED, GrammarMatcher
 from actors.messages import GenerationRequest
 from cache_service.store.fair_share import first_to_give_way
 
-_FORCED = 0.999  # probability of a forced token; the target draws no other
+_EXPECTED = 0.8  # probability of the token that spells forced bytes, before any were drawn there
 _PRIOR = 0.5  # draws that were something else, before any were seen
 _BRANCHES = 2  # tokens proposed where there is a choice
 _FLOOR = 0.05
@@ -138,7 +138,7 @@ class GrammarDrafter(CpuDrafter):
         while len(tree.tokens) < room:
             forced = matcher.forced_tokens()[: room - len(tree.tokens)]
             for last in forced:
-                sure *= _FORCED
+                sure *= FORCED
                 parent = tree.add(last, parent, sure)
             if forced:
                 matcher.follow(forced)
@@ -146,6 +146,8 @@ class GrammarDrafter(CpuDrafter):
             if matcher.is_complete:
                 return
             likely = _likely(choices, _Choice(last, matcher.hash_of_allowed()))
+            if not likely and (expected := matcher.expected_token()) is not None:
+                likely = [(expected, _EXPECTED)]
             added = [
                 tree.add(token, parent, sure * share)
                 for token, share in likely[: room - len(tree.tokens)]

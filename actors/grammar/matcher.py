@@ -6,10 +6,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from actors.draft_tree import DraftTree
 from actors.messages import FREE_ROW, TokenMasks
+
+FORCED = 0.999  # probability of a forced token; the target draws no other
 
 
 class GrammarMatcher:
@@ -19,9 +21,10 @@ class GrammarMatcher:
     too complex to go on; then no token continues the answer.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, vocab_size: int) -> None:
         """matcher: a copy of its own. vocab_size: columns of the target's logits."""
         self._matcher = matcher
+        self._tokens = tokens
         self._vocab_size = vocab_size
         self._num_words = -(-vocab_size // 32)
         self._is_broken = False  # a mask could not be computed
@@ -39,8 +42,14 @@ class GrammarMatcher:
         """The next tokens, as far as the grammar leaves no choice."""
         return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
 
+    def expected_token(self) -> int | None:
+        """The token with which a tokenizer spells the next bytes, where the grammar leaves no choice of bytes, but of
+        tokens."""
+        spelled = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
+        return self._tokens.tokenize_bytes(spelled)[0] if spelled else None
+
     def copy(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
+        return GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._vocab_size)
 
     def hash_of_allowed(self) -> int:
         """Hash of the set of tokens that may follow; the same in every process."""
@@ -51,13 +60,29 @@ class GrammarMatcher:
         words = _mask(self._matcher, self._num_words)
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size].nonzero()[0]
 
-    def prune(self, tree: DraftTree) -> DraftTree:
-        """The tree without nodes that the grammar does not allow, and without what follows them."""
+    def fitted(self, tree: DraftTree, most_added: int = 0) -> DraftTree:
+        """The tree without nodes that the grammar does not allow, and without what follows them. Behind the others come
+        up to so many nodes more: what the grammar forces there, which is as likely as the node before."""
         if not len(tree):
             return tree
-        allowed = sorted(node for node in _walk(self._matcher.deep_copy(), tree) if node >= 0)
-        if len(allowed) == len(tree):
-            return tree
+        most_added = 0 if tree.required is not None else most_added
+        allowed: list[int] = []
+        forced: dict[int, list[int]] = {}  # by node
+        matcher = self._matcher.deep_copy()
+        for node in _walk(matcher, tree):
+            if node >= 0:
+                allowed.append(node)
+                if most_added and not matcher.is_stopped() and (tokens := matcher.compute_ff_tokens()):
+                    forced[node] = tokens
+        pruned = tree if len(allowed) == len(tree) else self._only(tree, sorted(allowed))
+        if not forced:
+            return pruned
+        places = {node: place for place, node in enumerate(sorted(allowed))}
+        return _extended(pruned, {places[node]: tokens for node, tokens in forced.items()}, most_added)
+
+    @staticmethod
+    def _only(tree: DraftTree, allowed: list[int]) -> DraftTree:
+        """The tree of these nodes, ascending, with their parents."""
         place = np.full(len(tree) + 1, -1, np.int32)  # the last one is the root's: -1
         place[allowed] = np.arange(len(allowed))
         return DraftTree(
@@ -87,6 +112,28 @@ class GrammarMatcher:
                 self._is_broken = True
             index[node + 1] = places.setdefault(words[count].tobytes(), count)
         return TokenMasks(words[: len(places)].reshape(-1), index)
+
+
+def _extended(tree: DraftTree, forced: dict[int, list[int]], most: int) -> DraftTree:
+    """The tree with up to so many nodes more: chains of tokens behind nodes, the likeliest first, without what is
+    there."""
+    with_children = set(tree.parents.tolist())
+    likely = tree.confidence.tolist()
+    tokens: list[int] = []
+    parents: list[int] = []
+    confidence: list[float] = []
+    for node in sorted(forced.keys() - with_children, key=lambda one: -likely[one]):
+        parent = node
+        for place, token in enumerate(forced[node][: most - len(tokens)], 1):
+            tokens.append(token)
+            parents.append(parent)
+            confidence.append(likely[node] * FORCED**place)
+            parent = len(tree) + len(tokens) - 1
+    return DraftTree(
+        np.concatenate([tree.token_ids, np.array(tokens, np.int32)]),
+        np.concatenate([tree.parents, np.array(parents, np.int32)]),
+        np.concatenate([tree.confidence, np.array(confidence, np.float32)]),
+    )
 
 
 def _mask(matcher: LLMatcher, num_words: int) -> np.ndarray:

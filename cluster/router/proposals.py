@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.draft_tree import DraftTree
+from actors.drafters.registry import GRAMMAR
 from cluster.router.counters import RouterCounters
 from cluster.router.merged_trees import has_tree_shape
 from cluster.router.rejection_chain import is_chain
@@ -19,19 +20,22 @@ class Proposals:
     def __init__(self, names: Sequence[str], vocab_size: int, counters: RouterCounters) -> None:
         """names: source names by index."""
         self._names = names
+        self._grammar = names.index(GRAMMAR) if GRAMMAR in names else None
         self._vocab_size = vocab_size
         self._counters = counters
 
     def add(self, entry: RoundEntry, source: int, tree: DraftTree, *, max_nodes: int, max_required: int = 0) -> None:
         """max_nodes: limit of nodes that are not required. Under rejection, only chains with draft distributions are
-        valid. Nodes that the sequence's grammar does not allow are left out, except under rejection: there, which nodes
-        are verified must not depend on their tokens."""
+        valid. Nodes that the sequence's grammar does not allow are left out, and what it forces behind the others is
+        added, except under rejection: there, which nodes are verified must not depend on their tokens."""
         is_valid = isinstance(tree, DraftTree) and has_tree_shape(tree, max_nodes, max_required)
         if is_valid and not entry.is_coupled:
             is_valid = is_chain(tree, self._vocab_size)
         elif is_valid and entry.sequence.grammar is not None:
             is_valid = tree.is_valid(self._vocab_size)
-            tree = entry.sequence.grammar.prune(tree) if is_valid else tree
+            if is_valid:
+                most_added = entry.max_nodes - len(tree) if self._grammar in entry.sequence.drafts.sources.cpu else 0
+                tree = entry.sequence.grammar.fitted(tree, max(0, most_added))
         if not is_valid:
             self._counters.invalid_trees[self._names[source]] += 1
         elif len(tree.token_ids):

@@ -79,9 +79,16 @@ def test_masks_and_pruning_are_those_of_each_path_alone(case: tuple[str, list[in
         else:
             assert [-1 - index] == allowed.tolist()
     kept = [path for path, allowed in zip(paths_of(tree), expected[1:], strict=True) if allowed is not None]
-    pruned = matcher.prune(tree)
+    pruned = matcher.fitted(tree)
     assert paths_of(pruned) == kept
     assert pruned.is_valid(vocab_size)
+    extended = matcher.fitted(tree, 6)
+    assert paths_of(extended)[: len(kept)] == kept
+    assert len(kept) <= len(extended) <= len(kept) + 6
+    assert extended.is_valid(vocab_size)
+    for path in paths_of(extended)[len(kept) :]:
+        assert allowed_after(grammars, text, answer + path[:-1]).tolist() == [path[-1]]
+        assert path[:1] in kept  # behind a node that was there
     assert matcher.allowed_tokens().tolist() == expected[0].tolist()  # it stands where it stood
     assert matcher.masks(tree).index.tolist() == masks.index.tolist()
 
