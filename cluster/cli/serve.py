@@ -46,6 +46,8 @@ def serve(
     """Serve a model over HTTP and gRPC until Ctrl-C."""
     loaded = load_config(config or default_config(), settings)
     _require_free_ports(loaded.gateway)
+    if address is None:
+        _require_certificates(loaded.gateway)
     _, warning = tenant_access(loaded, paceline_home())
     if address is not None:
         prepare_to_join(address)
@@ -237,6 +239,14 @@ def _require_free_ports(gateway: GatewayConfig) -> None:
 def _http_url(gateway: GatewayConfig) -> str:
     scheme = "http" if gateway.tls.certificate_file is None else "https"
     return f"{scheme}://{f'[{gateway.host}]' if ':' in gateway.host else gateway.host}:{gateway.http_port}"
+
+
+def _require_certificates(gateway: GatewayConfig) -> None:
+    """Raises InvalidRequest if the files of `gateway.tls` cannot be used: the proxies would tell it in their logs."""
+    if gateway.tls.certificate_file is not None:
+        from cluster.gateway.certificates import Certificates
+
+        Certificates(gateway.tls)
 
 
 def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:

@@ -38,6 +38,10 @@ class NoClientCertificate(PacelineError):
         return "a client certificate is required (gateway.tls.client_ca_file)"
 
 
+class MetricsElsewhere(PacelineError):
+    """/metrics is not on the public port. The message says where it is."""
+
+
 class NotJson(InvalidRequest):
     """The call does not say that its body is JSON."""
 
@@ -85,6 +89,7 @@ _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | 
     (UnknownEncoding, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_encoding", False),
     (HostNotAllowed, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "host_not_allowed", False),
     (NoClientCertificate, 403, grpc.StatusCode.UNAUTHENTICATED, "permission_error", "no_client_certificate", False),
+    (MetricsElsewhere, 404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "not_found", None),
     (NotJson, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type", False),
     (InvalidRequest, 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "invalid_value", None),
     (Unauthenticated, 401, grpc.StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key", False),

@@ -27,7 +27,7 @@ from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.chat_answer import ChatWriter
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.error_answer import error_answer
-from cluster.gateway.errors import status_of
+from cluster.gateway.errors import MetricsElsewhere, status_of
 from cluster.gateway.hosts import HostRequired, allowed_hosts
 from cluster.gateway.metrics_page import METRICS_TYPE
 from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter, UsageChunks
@@ -234,9 +234,9 @@ def _add_operational_routes(app: FastAPI, service: GenerationService, config: Ga
     async def metrics() -> Response:
         """The metrics of all gateways and routers, in Prometheus text format; 404 where they are not public."""
         if config.metrics_port is not None:
-            raise HTTPException(404, "/metrics is on the port of its own that gateway.metrics_port names")
+            raise MetricsElsewhere("/metrics is on the port of its own that gateway.metrics_port names")
         if service.has_tenants:
-            raise HTTPException(404, "with tenants /metrics is not on this port; gateway.metrics_port gives it its own")
+            raise MetricsElsewhere("with tenants /metrics is not on this port; gateway.metrics_port gives it its own")
         return Response(await service.metrics_page.text(), media_type=METRICS_TYPE)
 
 

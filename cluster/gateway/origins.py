@@ -38,8 +38,9 @@ class JsonRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
-            given = Headers(scope=scope).getlist("content-type")
-            if len(given) != 1 or not _is_json(given[0]):
+            headers = Headers(scope=scope)
+            given = headers.getlist("content-type")
+            if _has_body(headers) and (len(given) != 1 or not _is_json(given[0])):
                 error = NotJson(
                     "Content-Type",
                     ", ".join(given) or None,
@@ -48,6 +49,10 @@ class JsonRequired:
                 await error_answer(status_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def _is_json(content_type: str) -> bool:

@@ -58,7 +58,7 @@ def tiny_model_dir(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.mark.parametrize("name", ["gateway.http_port", "gateway.grpc_port"])
+@pytest.mark.parametrize("name", ["gateway.http_port", "gateway.grpc_port", "gateway.metrics_port"])
 def test_a_taken_port_is_named_with_its_setting_and_the_remedy(refuse, free_ports, taken_port, name):
     line = refuse("serve", *free_ports, "--set", f"{name}={taken_port}")
     assert line.startswith(f"{name} is {taken_port}: cannot listen on 127.0.0.1:{taken_port}")
@@ -73,6 +73,12 @@ def test_a_taken_port_is_named_with_its_setting_and_the_remedy(refuse, free_port
         ("router:\n  max_running: 0", "router.max_running is 0; it must be at least 1"),
         ("target:\n  dtype: int8", "target.dtype is 'int8'; it must be 'auto', 'float32', "),
         ("gateway:\n  http_port: 9000", "gateway.http_port and gateway.grpc_port are both 9000; they must differ"),
+        (
+            "gateway:\n  metrics_port: 9000",
+            "gateway.grpc_port and gateway.metrics_port are both 9000; they must differ",
+        ),
+        ("gateway:\n  tls: {certificate_file: a}", "certificate_file and key_file go together"),
+        ("gateway:\n  tls: {client_ca_file: a}", "client_ca_file needs certificate_file and key_file"),
         ("- target", "the top level is a list; it must be a mapping of sections"),
         ("target: {model: [", "not valid YAML"),
     ],
@@ -83,6 +89,15 @@ def test_a_configuration_that_cannot_be_used_names_file_key_and_limit(refuse, tm
     line = refuse("serve", path)
     assert line.startswith(f"{path}: ")
     assert expected in line
+
+
+def test_certificates_that_cannot_be_used_are_named_before_anything_starts(refuse, free_ports, tmp_path):
+    files = {name: tmp_path / name for name in ("certificate_file", "key_file")}
+    for file in files.values():
+        file.write_text("nonsense")
+    settings = [word for name, file in files.items() for word in ("--set", f"gateway.tls.{name}={file}")]
+    line = refuse("serve", *free_ports, *settings)
+    assert line.startswith(f"gateway.tls is '{files['certificate_file']}'; it cannot be used: ")
 
 
 def test_a_directory_is_no_configuration(refuse, tmp_path):

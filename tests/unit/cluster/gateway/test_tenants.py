@@ -92,7 +92,7 @@ async def test_what_probes_and_scrapers_ask_needs_no_key_and_all_else_does(admin
         routes = {route.path for route in app.routes} | {
             "/nothing",
             "/livez/",
-            "http://gateway//livez",
+            "http://localhost//livez",
             "/v1/models/toy",
             "/LIVEZ",
         }
