@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from operator import attrgetter
 
 from actors.errors import Overloaded
 from cluster.config import RouterConfig
+from cluster.router.finish_rate import FinishRate
 from cluster.router.round import RoundEntry
 from cluster.router.sequence import Sequence
 
 _PRESSURE_ROUNDS = 64  # rounds with careful admission after the target ran out of blocks
 _LONGEST_RETRY_S = 60.0
-_SHORTEST_RETRY_S = 0.5
-_UNKNOWN_RETRY_S = 1.0
+_SHORTEST_RETRY_S = 1.0
 
 
 def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
@@ -68,7 +68,7 @@ class Scheduler:
         self._block_size = block_size
         self.running: list[Sequence] = []
         self.waiting: OrderedDict[str, Sequence] = OrderedDict()
-        self._finish_times: deque[float] = deque(maxlen=64)
+        self._finish_rate = FinishRate()
         self._pressure = 0  # rounds left with careful admission
         self._credits = 0  # sequences that ended under pressure: each makes room for one
 
@@ -78,23 +78,28 @@ class Scheduler:
         A stream that another router has begun is always accepted, and runs next: its client has been promised the rest.
         There are at most as many as that router had places.
         """
+        self._finish_rate.observe(self._num_queued > 0, now)
         if sequence.request.num_output_in_prompt > 0:
             self._put_first(sequence)
             return
-        free_places = max(0, self._config.max_running - len(self.running))
-        if len(self.waiting) - free_places >= self._config.max_waiting:
+        if self._num_queued >= self._config.max_waiting:
             raise Overloaded(
                 f"{len(self.waiting)} requests wait and {len(self.running)} run; "
                 f"the limits are {self._config.max_waiting} and {self._config.max_running}",
-                self.retry_after_s(now),
+                self._retry_after_s(),
             )
         self.waiting[sequence.request_id] = sequence
 
-    def retry_after_s(self, now: float) -> float:
-        """Estimated time until half of the queue is served, by the rate at which requests ended lately."""
-        if len(self._finish_times) < 2 or now <= self._finish_times[0]:
-            return _UNKNOWN_RETRY_S
-        rate = (len(self._finish_times) - 1) / (now - self._finish_times[0])
+    @property
+    def _num_queued(self) -> int:
+        """Sequences that wait beyond those that the next round admits. Negative: places will still be free."""
+        return len(self.waiting) - max(0, self._config.max_running - len(self.running))
+
+    def _retry_after_s(self) -> float:
+        """Estimated time until half of the queue is served."""
+        rate = self._finish_rate.per_second(self._config.max_running)
+        if rate is None:
+            return _SHORTEST_RETRY_S
         ahead = max(1.0, len(self.waiting) / 2)
         return min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, round(ahead / rate, 3)))
 
@@ -132,9 +137,10 @@ class Scheduler:
         """Remove an ended sequence. now is None when it leaves the queue without a round."""
         if self.waiting.pop(sequence.request_id, None) is not None:
             return
-        self.running.remove(sequence)
         if now is not None:
-            self._finish_times.append(now)
+            self._finish_rate.observe(self._num_queued > 0, now)
+            self._finish_rate.ended(now - (sequence.progress.started_at or sequence.progress.arrived_at))
+        self.running.remove(sequence)
         if self._pressure:
             self._credits += 1
 

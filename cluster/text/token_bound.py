@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer, models
-from tokenizers.pre_tokenizers import ByteLevel
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBound:
-    """longest: no token stands for more than so many bytes, or characters if `counts_chars`."""
+    """longest: no token stands for more than so many bytes, or characters if `counts_chars`. dropped: bytes that the
+    vocabulary lacks."""
 
     longest: int
     counts_chars: bool
+    dropped: bytes = b""
 
     def least_tokens(self, text: str) -> int:
-        size = len(text) if self.counts_chars else len(text.encode(errors="replace"))
+        if self.counts_chars:
+            size = len(text)
+        else:
+            size = len(text.encode(errors="replace").translate(None, self.dropped))
         return -(-size // self.longest)
 
 
@@ -36,11 +40,18 @@ def token_bound(tokenizer: Tokenizer | None) -> TokenBound | None:
     if "Removed" in splits.values():
         return None
     if not normalizer and splits.keys() <= {"ByteLevel", "Split", "Digits"} and "ByteLevel" in splits:
-        return TokenBound(longest, counts_chars=False) if all(map(vocab.__contains__, ByteLevel.alphabet())) else None
+        return TokenBound(longest, False, bytes(byte for byte, char in _byte_chars().items() if char not in vocab))
     has_bytes = tokenizer.model.byte_fallback and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
     if has_bytes and normalizer.keys() <= {"Prepend", "Replace"} and splits.keys() <= {"Metaspace", "Split"}:
         return TokenBound(longest, counts_chars=True)
     return None
+
+
+def _byte_chars() -> dict[int, str]:
+    """How byte-level tokenizers write bytes: those that Latin-1 prints as they are, others from U+0100 on, in order."""
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printed)
+    return {byte: chr(byte) for byte in printed} | {byte: chr(0x100 + place) for place, byte in enumerate(others)}
 
 
 def _kinds(part: Any) -> dict[str, str]:

@@ -317,6 +317,18 @@ async def test_over_the_tokens_of_a_minute(admin, tmp_path, router, stream):
     assert len(router.requests) == 1
 
 
+async def test_a_prompt_that_is_too_long_is_charged_and_the_next_is_refused_before_it_is_tokenised(
+    admin, tmp_path, router
+):
+    issued = admin.add("a", {"tokens_per_minute": 200})
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
+        long = {"prompt": "a b " * 300}
+        assert error_of(await complete(client, issued, **long), 400, "context_length_exceeded")["param"] == "prompt"
+        for fields in ({}, long):
+            assert error_of(await complete(client, issued, **fields), 429, "rate_limit_exceeded")
+    assert router.requests == []
+
+
 async def test_places_are_held_until_a_stream_ends_or_is_left(admin, tmp_path, router):
     issued = admin.add("a", {"max_concurrent": 2})
     service = make_service(admin, tmp_path, router)

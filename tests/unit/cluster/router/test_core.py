@@ -154,6 +154,32 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(target):
     assert core.counters.refused == 2
 
 
+def test_after_a_burst_clients_come_back_when_half_of_the_queue_is_served(target):
+    core = make_core(max_running=4, max_waiting=16)
+    now = 0.0
+
+    def fill():
+        for index in range(20 - core.num_running - core.num_waiting):
+            core.add(request(f"{now}-{index}", max_new_tokens=4), now)
+        with pytest.raises(Overloaded) as refused:
+            core.add(request("late"), now)
+        return refused.value.retry_after_s
+
+    for index in range(8):  # few calls, far between
+        now += 100.0
+        core.add(request(f"alone {index}", max_new_tokens=4), now)
+        while core.num_running or core.num_waiting:
+            now += 0.5
+            one_round(core, target, now)
+    for _ in range(2):  # the second time, the rate of the burst itself is known
+        told, began = fill(), now
+        one_round(core, target, now)
+        while core.num_waiting > 8:
+            now += 0.5
+            one_round(core, target, now)
+        assert 0.5 * (now - began) <= told <= 2 * (now - began)
+
+
 def test_a_stream_that_another_router_began_is_taken_beyond_a_full_queue_and_runs_next(target):
     core = make_core(max_running=2, max_waiting=1)
     for name in ("runs", "too", "waits"):

@@ -83,6 +83,14 @@ def test_bytes_that_never_become_a_character_do_not_hold_the_text_for_ever():
     assert detokenizer.push(TOKENIZER.backend_tokenizer.encode("ok").ids).endswith("ok")
 
 
+@pytest.mark.parametrize("add_special_tokens", [False, True])
+async def test_a_long_text_has_the_tokens_of_a_short_one(add_special_tokens):
+    text = "the fox <|end|> Ж漢字😀é\n " * 400
+    wanted = TOKENIZER.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    found = await CODEC.encode_prompt(text, "prompt", add_special_tokens=add_special_tokens)
+    assert found.token_ids.tolist() == wanted
+
+
 def test_special_tokens_show_nothing():
     detokenizer = Detokenizer(CODEC.decode)
     start, hello = TOKENIZER.convert_tokens_to_ids("<|start|>"), TOKENIZER.backend_tokenizer.encode("hello").ids
