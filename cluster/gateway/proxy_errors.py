@@ -21,13 +21,13 @@ from cluster.gateway import front_door
 from cluster.gateway.error_answer import error_answer
 from cluster.gateway.errors import ErrorStatus, NoClientCertificate, internal_error, status_of
 from cluster.gateway.hosts import PROBE_PATHS
-from cluster.gateway.proxy_status import LOST
 from cluster.gateway.request_bodies import LimitBodies
 
 logger = logging.getLogger(__name__)
 
 _SERVE_PROBE = "/-/healthz"  # says "success"
 _RETRY_AFTER_S = 1.0
+_BROKEN = "the answer broke off before its end; the same call may be sent again"
 
 
 def middlewares() -> list[Middleware]:
@@ -80,7 +80,7 @@ class ErrorObjects:
         elif not answer.is_started:
             await error_answer(internal_error(500))(scope, receive, send)
         elif answer.is_broken_stream:
-            event = b"data: " + msgspec.json.encode(status_of(Unavailable(LOST)).body()) + b"\n\n"
+            event = b"data: " + msgspec.json.encode(status_of(Unavailable(_BROKEN)).body()) + b"\n\n"
             await send({"type": "http.response.body", "body": event})
 
 

@@ -238,7 +238,7 @@ def test_a_killed_gateway_costs_its_own_streams_alone_and_others_at_most_three_s
     lost = [seen for seen in streams if seen[-1] != "data: [DONE]"]
     assert 0 < len(lost) < len(streams)
     for seen in lost:
-        assert seen[-1].startswith('data: {"error":{"message":"the gateway that answered was lost')
+        assert seen[-1].startswith('data: {"error":{"message":"the answer broke off before its end')
     assert {ending[0] for ending in endings} == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
     for code, details in endings:
         assert (

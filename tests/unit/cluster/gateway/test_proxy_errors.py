@@ -101,7 +101,7 @@ def error_in(sent):
 async def test_a_stream_that_breaks_off_ends_with_an_error():
     sent = await through(START, {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
     assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 2
-    assert sent[-1]["body"].startswith(b'data: {"error":{"message":"the gateway that answered was lost;')
+    assert sent[-1]["body"].startswith(b'data: {"error":{"message":"the answer broke off before its end;')
     assert json.loads(sent[-1]["body"][6:])["error"]["code"] == "unavailable"
     whole = [START, {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": False}]
     assert (await through(*whole))[-1] == whole[-1]
