@@ -83,7 +83,9 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str, reason: str)
         ({"choice": ['say "a"', "b\n"]}, ['"say \\"a\\""', '"b\\n"']),
         ({"grammar": 'root ::= "a" | "b"'}, ["start:"]),  # GBNF
         ({"grammar": 'start: "a"'}, ['start: "a"']),
-        ({"json": SCHEMA}, ['"integer"', "whitespace_pattern"]),
+        ({"json": SCHEMA}, ['"integer"', '"key_separator":": "']),
+        ({"json": SCHEMA, "whitespace_pattern": "[ ]{1,3}"}, ['"whitespace_pattern":"[ ]{1,3}"']),
+        ({"json": SCHEMA, "disable_any_whitespace": True}, ['"whitespace_flexible":false']),
         ({"json_object": True}, ['"object"']),
     ],
 )
