@@ -32,6 +32,19 @@ PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "a
 
 STRINGS = {"type": "array", "items": {"type": "string", "minLength": 30, "maxLength": 60}, "minItems": 5}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "strings", "schema": STRINGS, "strict": True}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "note", "parameters": {
+        "type": "object", "properties": {"lines": STRINGS}, "required": ["lines"], "additionalProperties": False}},
+}  # fmt: skip
+
+
+def written_by(deltas: list[dict]) -> tuple[str, str]:
+    """Name and arguments of the call, and the finish reason."""
+    calls = [call for delta in deltas for call in delta["delta"].get("tool_calls", [])]
+    return "".join(call["function"].get("name", "") + call["function"]["arguments"] for call in calls), deltas[-1][
+        "finish_reason"
+    ]
 
 
 class Cluster:
@@ -62,6 +75,23 @@ class Cluster:
                 if on_chunk is not None:
                     on_chunk()
         return text
+
+    def stream_call(self, text: str, on_chunk=lambda: None) -> list[dict]:
+        """The deltas of a streamed chat that must call a tool, without the ids that are drawn for calls."""
+        body = {
+            "messages": [{"role": "user", "content": text}], "tools": [TOOL], "tool_choice": "required",
+            "parallel_tool_calls": False, "stream": True, "max_tokens": 200, "temperature": 1.0, "seed": 5,
+        }  # fmt: skip
+        deltas = []
+        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=120) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    for call in choice["delta"].get("tool_calls", []):
+                        call.pop("id", None)
+                    deltas.append(choice)
+                    on_chunk()
+        return deltas
 
     def metric(self, name: str, **labels: str) -> float:
         return value_of(self.http.get("/metrics").text, name, **labels)
@@ -264,14 +294,17 @@ class TestExactCluster:
             assert [stream.result() for stream in streams] == wanted
         cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "the worker's return")
 
-    def test_killing_the_router_in_the_middle_of_json_strings_costs_and_repeats_no_token(self, cluster, oracle):
+    def test_killing_the_router_in_the_middle_of_json_and_of_calls_costs_and_repeats_no_token(self, cluster, oracle):
         options = {"temperature": 1.0, "seed": 5}
         wanted = [
             oracle.generate([prompt], structured_outputs={"json": STRINGS}, max_new_tokens=150, **options)[0].text
             for prompt in PROMPTS[:4]
         ]
+        calls = [written_by(cluster.stream_call(prompt)) for prompt in PROMPTS[:2]]
+        assert all(call.startswith("note{") and reason in ("tool_calls", "length") for call, reason in calls)
         seen = threading.Semaphore(0)
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(6) as pool:
+            calling = [pool.submit(cluster.stream_call, prompt, seen.release) for prompt in PROMPTS[:2]]
             streams = [
                 pool.submit(
                     cluster.stream, prompt, seen.release, max_tokens=150, response_format=FORMAT, ignore_eos=False,
@@ -279,10 +312,11 @@ class TestExactCluster:
                 )
                 for index, prompt in enumerate(PROMPTS[:4])
             ]  # fmt: skip
-            for _ in range(20):
+            for _ in range(30):
                 assert seen.acquire(timeout=30)
             os.kill(cluster.router_process(), signal.SIGKILL)
             assert [stream.result() for stream in streams] == wanted
+            assert [written_by(call.result()) for call in calling] == calls
 
     def test_killing_the_router_under_a_full_queue_and_new_clients_costs_and_repeats_no_token(self, cluster, oracle):
         wanted = [g.text for g in oracle.generate(PROMPTS, max_new_tokens=200, ignore_eos=True)]
@@ -344,6 +378,16 @@ class TestTensorParallelCluster:
         with ThreadPoolExecutor(4) as pool:
             found = pool.map(lambda prompt: cluster.stream(prompt, response_format=FORMAT), PROMPTS[:4])
             assert list(found) == [answer.text for answer in wanted]
+
+    def test_log_probabilities_are_those_of_one_process(self, cluster, model_dirs):
+        oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
+        prompt = PROMPTS[0]
+        (wanted,) = oracle.generate([prompt], max_new_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": 0, "echo": True}
+        found = cluster.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["token_logprobs"]
+        scores = [*wanted.prompt_logprobs.chosen.tolist(), *wanted.logprobs.chosen.tolist()]
+        assert found[0] is None
+        assert found[1:] == pytest.approx(scores, abs=1e-4)
 
     @pytest.mark.parametrize(
         ("rank", "fault"),
