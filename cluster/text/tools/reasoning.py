@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.text.tools.events import Event
 from cluster.text.tools.format import SpecialTokenId
@@ -27,6 +28,17 @@ _KNOWN = (ReasoningMarks(), ReasoningMarks("[THINK]", "[/THINK]"), ReasoningMark
 def reasoning_marks(chat_template: str) -> ReasoningMarks | None:
     """None: the template shows no marks known here. Harmony's channels are not marks; its parser tells reasoning."""
     return next((marks for marks in _KNOWN if marks.end in chat_template), None)
+
+
+def effort_variables(chat_template: str, effort: str) -> dict[str, Any] | None:
+    """Variables with which the template asks for this much thinking, such as none, low or high. None: it has none."""
+    if "reasoning_effort" in chat_template:
+        return {"reasoning_effort": effort}
+    if effort != "none":
+        return None
+    if "enable_thinking" in chat_template:
+        return {"enable_thinking": False}
+    return {} if reasoning_marks(chat_template) is None else None
 
 
 def ends_inside_thought(rendered_prompt: str, marks: ReasoningMarks) -> bool:
