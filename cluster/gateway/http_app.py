@@ -24,9 +24,11 @@ from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.chat_answer import ChatWriter
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.error_answer import error_answer
-from cluster.gateway.errors import MetricsElsewhere, status_of
+from cluster.gateway.errors import ErrorStatus, MetricsElsewhere, status_of
 from cluster.gateway.hosts import HostRequired, allowed_hosts
 from cluster.gateway.http_answers import EventStream, collect, first_piece, json_answer, timeout_s, unless_disconnected
+from cluster.gateway.messages_face import authorization_of
+from cluster.gateway.messages_routes import MESSAGES_BODIES, add_messages_routes
 from cluster.gateway.metrics_page import METRICS_TYPE
 from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter, UsageChunks
 from cluster.gateway.openapi import document_of, request_body
@@ -64,6 +66,7 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
     _add_operational_routes(app, service, config)
     _add_openai_routes(app, service, config)
     add_responses_routes(app, service, config)
+    add_messages_routes(app, service, config)
     add_token_routes(app, service, config)
     open_paths = OPEN_PATHS
     if config.page:
@@ -76,7 +79,7 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
         app.add_middleware(one.cls, *one.args, **one.kwargs)
     app.add_middleware(HeadAsGet)
     app.add_middleware(WithRequestId, answers=answers_request_id)
-    app.openapi = lambda: document_of(app, (CompletionBody, ChatBody, ResponsesBody, *TOKEN_BODIES))  # type: ignore[method-assign]
+    app.openapi = lambda: document_of(app, (CompletionBody, ChatBody, ResponsesBody, *MESSAGES_BODIES, *TOKEN_BODIES))  # type: ignore[method-assign]
     return app
 
 
@@ -134,7 +137,7 @@ class KeyRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             try:
-                tenant = self._service.enter(Headers(scope=scope).getlist("authorization"))
+                tenant = self._service.enter(authorization_of(scope["path"], Headers(scope=scope)))
             except PacelineError as error:
                 await _error_answer(error)(scope, receive, send)
                 return
@@ -171,8 +174,9 @@ def _add_error_handlers(app: FastAPI) -> None:
                 "method_not_allowed",
             )
             headers["Allow"] = ", ".join(methods)
-        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        return json_answer({"error": body}, error.status_code, headers)
+        answer = error_answer(ErrorStatus.of_http(error.status_code, code, message))
+        answer.headers.update(headers)
+        return answer
 
 
 def _add_operational_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:

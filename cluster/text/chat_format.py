@@ -20,6 +20,7 @@ from cluster.text.tools.reasoning import (
     effort_variables,
     ends_inside_thought,
     reasoning_marks,
+    thinking_variables,
     with_thought,
 )
 from cluster.text.tools.tool import Tool, ToolChoice
@@ -83,13 +84,18 @@ class ChatFormat:
             return list(plain_messages(turns, tools)), None
         return turns, [tool.openai_form for tool in tools] or None
 
-    def effort_variables(self, effort: str, field: str) -> dict[str, Any]:
-        """Variables with which the chat template asks for this much thinking. Raises InvalidRequest that names the
-        field if it has none."""
+    @property
+    def thinking_variables(self) -> dict[str, Any]:
+        """Variables with which the chat template asks for thinking."""
+        return thinking_variables(self._template)
+
+    def effort_variables(self, effort: str, field: str, told: str | None = None) -> dict[str, Any]:
+        """Variables with which the chat template asks for this much thinking. told: what the client calls it. Raises
+        InvalidRequest that names the field if it has none."""
         variables = effort_variables(self._template, effort)
         if variables is None:
             limit = "the model's chat template has no variable for it; leave it out, or use chat_template_kwargs"
-            raise InvalidRequest(field, effort, limit, "unsupported_value")
+            raise InvalidRequest(field, told or effort, limit, "unsupported_value")
         return variables
 
     def starts_inside_thought(self, rendered: str) -> bool:

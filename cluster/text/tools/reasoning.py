@@ -14,6 +14,7 @@ from cluster.text.tools.reader import Marks, Reader, Steps
 from cluster.text.tools.stepped_parser import SteppedParser
 
 _MAX_NEWLINES = 16  # at a mark
+_SWITCH = "enable_thinking"  # a variable of templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,19 @@ def reasoning_marks(chat_template: str) -> ReasoningMarks | None:
     return next((marks for marks in _KNOWN if marks.end in chat_template), None)
 
 
+def thinking_variables(chat_template: str) -> dict[str, Any]:
+    """Variables with which the template asks for thinking; empty if it asks without."""
+    return {_SWITCH: True} if _SWITCH in chat_template else {}
+
+
 def effort_variables(chat_template: str, effort: str) -> dict[str, Any] | None:
     """Variables with which the template asks for this much thinking, such as none, low or high. None: it has none."""
     if "reasoning_effort" in chat_template:
         return {"reasoning_effort": effort}
     if effort != "none":
         return None
-    if "enable_thinking" in chat_template:
-        return {"enable_thinking": False}
+    if _SWITCH in chat_template:
+        return {_SWITCH: False}
     return {} if reasoning_marks(chat_template) is None else None
 
 

@@ -146,7 +146,7 @@ async def test_an_answer_has_reasoning_text_and_calls_as_items():
         await client.responses.create(model="tiny", input=[*dumped, *outputs], tools=[WEATHER, TIME])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(["é text ", "\n", CALL, OTHER, "<tool_call>", "<think>", "</think>", "{}"]), max_size=5),
     st.integers(1, 9),
