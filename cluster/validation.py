@@ -16,7 +16,9 @@ Fields = TypeVar("Fields", bound=BaseModel)
 MAX_SHOWN_CHARS = 64  # shown of a wrong value
 
 # Fields that hold text of a conversation. Errors show its length at most.
-_PRIVATE_FIELDS = frozenset(("prompt", "messages", "content", "prediction", "text", "input", "cache_salt"))
+_PRIVATE_FIELDS = frozenset((
+    "prompt", "messages", "content", "prediction", "text", "input", "instructions", "system", "cache_salt",
+))  # fmt: skip
 _KINDS = frozenset(("role", "type"))  # fields within those that hold no text
 _MUST_BE = {
     "int": "a whole number",

@@ -159,6 +159,7 @@ class Answer:
                         new_text,
                         finish_reason,
                         text.num_tokens,
+                        stop_string=text.stop_string,
                         token_sources=text.sources_of(new_text),
                         token_ids=part.token_ids[:num_new] if call.wants_token_ids else (),
                         scores=tuple(scores[:num_new]),
@@ -237,6 +238,11 @@ class AnswerText:
         self._sources = sources
         self._stop_token_ids = frozenset(request.stop_token_ids)
         self.num_tokens = 0  # up to the last token of a stop string
+
+    @property
+    def stop_string(self) -> str | None:
+        """That ended the answer."""
+        return self._stops.matched
 
     def push(self, chunk: TokenChunk) -> tuple[str, FinishReason | None]:
         """New text to show, and the finish reason if the answer ends."""

@@ -57,10 +57,12 @@ def check_lengths(fields: Mapping[str, Any], max_model_len: int) -> None:
     """Raises InvalidRequest for lists that are longer than the model or a call allows."""
     _limit("fields", len(fields), MAX_FIELDS)
     most = min(MAX_MESSAGES, max_model_len)
-    messages, prompt = fields.get("messages"), fields.get("prompt")
-    if isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > most:
-        limit = f"at most {most} messages are taken, since the model has room for {max_model_len} tokens"
-        raise InvalidRequest("messages", counted(len(messages), "message"), limit, "context_length_exceeded")
+    for name, noun in (("messages", "message"), ("input", "item")):
+        given = fields.get(name)
+        if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > most:
+            limit = f"at most {most} {noun}s are taken, since the model has room for {max_model_len} tokens"
+            raise InvalidRequest(name, counted(len(given), noun), limit, "context_length_exceeded")
+    prompt = fields.get("prompt")
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         return
     if isinstance(prompt[0], (list, str)):

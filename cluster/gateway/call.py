@@ -35,6 +35,7 @@ class GenerationCall:
     max_tokens_field: str = "max_tokens"
     constraint_field: str = "structured_outputs"  # the client's name of `options.structured_outputs`
     stop: tuple[str, ...] = ()
+    stop_field: str = "stop"
     shows_stop: bool = False  # the text ends with the stop string or stop token that ended it
     skip_special_tokens: bool = True  # in the text
     echo: bool = False  # the text begins with the prompt
@@ -91,6 +92,7 @@ class Piece:
     text: str
     finish_reason: FinishReason | None = None
     num_completion_tokens: int = 0  # of the answer so far
+    stop_string: str | None = None  # that ended the answer
     num_cached_tokens: int = 0  # prompt tokens from the prefix cache
     stats: SpeculationStats | None = None
     token_sources: tuple[TokenSource, ...] = ()  # of `text`, where the call wants them; every piece has its own

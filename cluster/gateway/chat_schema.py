@@ -10,17 +10,17 @@ from pydantic import Field
 from actors.errors import InvalidRequest
 from cluster.gateway.call import GenerationCall
 from cluster.gateway.schema import GenerationFields, TextPart, make_call, text_of
+from cluster.gateway.tool_choice import MAX_TOOLS, AllowedFunctions, FunctionName, ToolFieldNames, tool_use_of
 from cluster.generation import NumNewTokens
-from cluster.text.chat_format import NO_TOOLS, ToolUse
+from cluster.text.chat_format import ToolUse
 from cluster.text.chat_template import TemplateOptions, check_variables
 from cluster.text.text_codec import ChatMessage, Conversation
-from cluster.text.tools.tool import MAX_NAME_CHARS, NamedFunction, Tool, ToolChoice
-from cluster.validation import StrictFields, shown
+from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
+from cluster.validation import StrictFields
 
-MAX_TOOLS = 128
 MAX_TOP_LOGPROBS = 20
 
-FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARS}}}$")]
+_TOOL_FIELDS = ToolFieldNames("function.name", "tool_choice.function.name", "tool_choice.allowed_tools.tools")
 
 
 class CalledFunction(StrictFields):
@@ -137,8 +137,8 @@ def _chat_message(message: Message) -> ChatMessage:
 
 
 def tool_use(body: TemplateFields) -> ToolUse:
-    """Raises InvalidRequest for a choice of tools that are not there, and for two of one name."""
-    tools = tuple(
+    """Raises what `tool_use_of` raises."""
+    tools = [
         Tool(
             name=tool.function.name,
             description=tool.function.description or "",
@@ -146,38 +146,17 @@ def tool_use(body: TemplateFields) -> ToolUse:
             strict=bool(tool.function.strict),
         )
         for tool in body.tools or ()
-    )
-    names = [tool.name for tool in tools]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise InvalidRequest(f"tools[{index}].function.name", name, "another tool has this name")
-    choice = body.tool_choice or "auto"
-    if not tools:
-        if choice in ("none", "auto"):
-            return NO_TOOLS
-        raise InvalidRequest("tool_choice", shown_choice(choice), "it needs tools; send them in the parameter tools")
+    ]
+    return tool_use_of(tools, _wanted(body.tool_choice), body.parallel_tool_calls is not False, _TOOL_FIELDS)
+
+
+def _wanted(choice: ToolChoiceField | None) -> ToolChoice | AllowedFunctions:
     if isinstance(choice, AllowedToolsChoice):
-        allowed = {named.function.name for named in choice.allowed_tools.tools}
-        _check_names(allowed, names, "tool_choice.allowed_tools.tools")
-        tools = tuple(tool for tool in tools if tool.name in allowed)
-        return ToolUse(tools, choice.allowed_tools.mode, body.parallel_tool_calls is not False)
-    wanted: ToolChoice
+        names = frozenset(named.function.name for named in choice.allowed_tools.tools)
+        return AllowedFunctions(names, choice.allowed_tools.mode)
     if isinstance(choice, NamedToolChoice):
-        _check_names({choice.function.name}, names, "tool_choice.function.name")
-        wanted = NamedFunction(choice.function.name)
-    else:
-        wanted = choice
-    return ToolUse(tools, wanted, body.parallel_tool_calls is not False)
-
-
-def shown_choice(choice: ToolChoiceField) -> object:
-    return choice if isinstance(choice, str) else shown(choice.type)
-
-
-def _check_names(wanted: set[str], names: list[str], field: str) -> None:
-    for name in sorted(wanted):
-        if name not in names:
-            raise InvalidRequest(field, name, f"it is none of the tools, which are {shown(', '.join(names))}")
+        return NamedFunction(choice.function.name)
+    return choice or "auto"
 
 
 def template_options(body: TemplateFields) -> TemplateOptions:

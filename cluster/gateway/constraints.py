@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -37,9 +38,12 @@ class ConstraintFields(StrictFields):
     guided_whitespace_pattern: str | None = None  # of guided_json
 
 
-def constraint_of(body: ConstraintFields) -> tuple[StructuredOutputs | None, str]:
-    """The constraint, and the field of the request that errors name. Raises InvalidRequest for more than one."""
-    given: list[tuple[StructuredOutputs, str]] = []
+Constraint = tuple[StructuredOutputs, str]  # and the field of the request that errors name
+
+
+def constraint_of(body: ConstraintFields, form: Constraint | None = None) -> Constraint | tuple[None, str]:
+    """form: one from a field of the endpoint's own. Raises InvalidRequest for more than one."""
+    given: list[Constraint] = [] if form is None else [form]
     if body.response_format is not None and body.response_format.type != "text":
         given.append(_of_format(body.response_format))
     if body.structured_outputs is not None:
@@ -62,10 +66,18 @@ def _guided(name: str, value: object, style: dict[str, Any]) -> StructuredOutput
         raise InvalidRequest(f"guided_{error.field}", error.value, error.limit) from None
 
 
-def _of_format(format: ResponseFormat) -> tuple[StructuredOutputs, str]:
+def _of_format(format: ResponseFormat) -> Constraint:
     if format.type == "json_object":
-        return checked(StructuredOutputs, {"json_object": True}), "response_format"
+        return json_object_constraint("response_format")
     if format.json_schema is None:
         raise InvalidRequest("response_format.json_schema", None, "type json_schema needs it")
-    schema = checked(StructuredOutputs, {"json": format.json_schema.json_schema or {}})
-    return schema, "response_format.json_schema.schema"
+    return json_schema_constraint(format.json_schema.json_schema, "response_format.json_schema.schema")
+
+
+def json_object_constraint(field: str) -> Constraint:
+    return checked(StructuredOutputs, {"json_object": True}), field
+
+
+def json_schema_constraint(schema: Mapping[str, Any] | None, field: str) -> Constraint:
+    """schema: None: any value."""
+    return checked(StructuredOutputs, {"json": schema or {}}), field

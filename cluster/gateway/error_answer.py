@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from cluster.gateway.errors import ErrorStatus
+from cluster.gateway.messages_face import is_messages_path, messages_error
 
 
 def error_answer(status: ErrorStatus) -> Response:
-    """OpenAI's error object."""
-    return Response(msgspec.json.encode(status.body()), status.http, status.headers(), "application/json")
+    return _ErrorAnswer(status)
+
+
+class _ErrorAnswer(Response):
+    """OpenAI's error object, or Anthropic's on the paths of its API."""
+
+    def __init__(self, status: ErrorStatus) -> None:
+        super().__init__(msgspec.json.encode(status.body()), status.http, status.headers(), "application/json")
+        self._status = status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_messages_path(scope["path"]):
+            self.body = msgspec.json.encode(messages_error(self._status))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)

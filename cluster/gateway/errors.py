@@ -64,6 +64,11 @@ class ErrorStatus:
     retry_after_s: float | None = None
     retry_helps: bool | None = None  # None: the client decides by the status
 
+    @classmethod
+    def of_http(cls, status: int, code: str, message: str) -> ErrorStatus:
+        """A client's error that only HTTP has."""
+        return cls(http=status, grpc=grpc.StatusCode.UNKNOWN, type="invalid_request_error", code=code, message=message)
+
     def body(self) -> dict[str, dict[str, str | None]]:
         """OpenAI's error object, always with all four members."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

@@ -6,7 +6,7 @@ The names come from OpenAI, vLLM, SGLang, llama.cpp, TGI and Ollama. Parameters 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,11 +160,12 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
 }
 
 
-def without_foreign(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are not in the table. Raises InvalidRequest for a value that would change the answer."""
+def without_foreign(fields: Mapping[str, Any], own: Container[str] = ()) -> dict[str, Any]:
+    """The fields that are not in the table. own: names that the endpoint implements, whatever the table says. Raises
+    InvalidRequest for a value that would change the answer."""
     kept = {}
     for name, value in fields.items():
-        foreign = FOREIGN_FIELDS.get(name)
+        foreign = None if name in own else FOREIGN_FIELDS.get(name)
         if foreign is None:
             kept[name] = value
         elif value is not None and not _is_harmless(value, foreign):

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.errors import InvalidRequest, PacelineError
+from actors.errors import PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
-from cluster.gateway.answer import PreparedCall
 from cluster.gateway.body_limits import read_fields
 from cluster.gateway.call import CallOrigin, GenerationCall, Piece
 from cluster.gateway.chat_answer import ChatWriter
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.error_answer import error_answer
-from cluster.gateway.errors import MetricsElsewhere, status_of
+from cluster.gateway.errors import ErrorStatus, MetricsElsewhere, status_of
 from cluster.gateway.hosts import HostRequired, allowed_hosts
+from cluster.gateway.http_answers import EventStream, collect, first_piece, json_answer, timeout_s, unless_disconnected
+from cluster.gateway.messages_face import authorization_of
+from cluster.gateway.messages_routes import MESSAGES_BODIES, add_messages_routes
 from cluster.gateway.metrics_page import METRICS_TYPE
 from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter, UsageChunks
 from cluster.gateway.openapi import document_of, request_body
 from cluster.gateway.origins import JsonRequired, cors
 from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
 from cluster.gateway.request_body import read_body
+from cluster.gateway.responses_routes import add_responses_routes
+from cluster.gateway.responses_schema import ResponsesBody
 from cluster.gateway.schema import (
     CompletionBody,
     GenerationFields,
@@ -46,9 +48,6 @@ from cluster.gateway.streams import padded_json
 from cluster.gateway.token_routes import TOKEN_BODIES, add_token_routes
 from cluster.gateway.unknown_routes import allowed_methods, no_route
 
-Result = TypeVar("Result")
-
-TIMEOUT_HEADER = "x-request-timeout-seconds"
 OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/version", "/metrics"))  # for probes and scrapers
 
 
@@ -66,6 +65,8 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
     _add_error_handlers(app)
     _add_operational_routes(app, service, config)
     _add_openai_routes(app, service, config)
+    add_responses_routes(app, service, config)
+    add_messages_routes(app, service, config)
     add_token_routes(app, service, config)
     open_paths = OPEN_PATHS
     if config.page:
@@ -78,7 +79,7 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
         app.add_middleware(one.cls, *one.args, **one.kwargs)
     app.add_middleware(HeadAsGet)
     app.add_middleware(WithRequestId, answers=answers_request_id)
-    app.openapi = lambda: document_of(app, (CompletionBody, ChatBody, *TOKEN_BODIES))  # type: ignore[method-assign]
+    app.openapi = lambda: document_of(app, (CompletionBody, ChatBody, ResponsesBody, *MESSAGES_BODIES, *TOKEN_BODIES))  # type: ignore[method-assign]
     return app
 
 
@@ -136,32 +137,12 @@ class KeyRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             try:
-                tenant = self._service.enter(Headers(scope=scope).getlist("authorization"))
+                tenant = self._service.enter(authorization_of(scope["path"], Headers(scope=scope)))
             except PacelineError as error:
                 await _error_answer(error)(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events that close their source however they end, which cancels the sequence at the router."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._events.aclose()
-
-
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
 def _error_answer(error: BaseException) -> Response:
@@ -193,8 +174,9 @@ def _add_error_handlers(app: FastAPI) -> None:
                 "method_not_allowed",
             )
             headers["Allow"] = ", ".join(methods)
-        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        return _json({"error": body}, error.status_code, headers)
+        answer = error_answer(ErrorStatus.of_http(error.status_code, code, message))
+        answer.headers.update(headers)
+        return answer
 
 
 def _add_operational_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:
@@ -202,8 +184,8 @@ def _add_operational_routes(app: FastAPI, service: GenerationService, config: Ga
         try:
             status = await service.recent_status()
         except PacelineError as error:
-            return _json({"status": "unavailable", "detail": str(error)}, 503)
-        return _json(
+            return json_answer({"status": "unavailable", "detail": str(error)}, 503)
+        return json_answer(
             {"status": "ready" if status.ready else "unavailable", "detail": status.detail},
             200 if status.ready else 503,
         )
@@ -213,8 +195,8 @@ def _add_operational_routes(app: FastAPI, service: GenerationService, config: Ga
         """503 if the last known status of the router says that its rounds have stopped, which needs a restart."""
         status = service.last_status
         if status is not None and not status.live:
-            return _json({"status": "stopped", "detail": status.detail}, 503)
-        return _json({"status": "live"})
+            return json_answer({"status": "stopped", "detail": status.detail}, 503)
+        return json_answer({"status": "live"})
 
     @app.get("/readyz", tags=["operation"])
     async def readyz() -> Response:
@@ -228,7 +210,7 @@ def _add_operational_routes(app: FastAPI, service: GenerationService, config: Ga
 
     @app.get("/version", tags=["operation"])
     async def version_of_paceline() -> Response:
-        return _json({"version": app.version})
+        return json_answer({"version": app.version})
 
     @app.get("/metrics", tags=["operation"])
     async def metrics() -> Response:
@@ -243,19 +225,19 @@ def _add_operational_routes(app: FastAPI, service: GenerationService, config: Ga
 def _add_openai_routes(app: FastAPI, service: GenerationService, config: GatewayConfig) -> None:
     @app.get("/v1/models", tags=["openai"])
     async def list_models() -> Response:
-        return _json({"object": "list", "data": [service.card.json_object()]})
+        return json_answer({"object": "list", "data": [service.card.json_object()]})
 
     @app.get("/v1/models/{model_id:path}", tags=["openai"])
     async def retrieve_model(model_id: str) -> Response:
         service.check_model(model_id)
-        return _json(service.card.json_object())
+        return json_answer(service.card.json_object())
 
     @app.post("/v1/completions", tags=["openai"], openapi_extra=request_body(CompletionBody))
     async def create_completion(request: Request) -> Response:
         with service.counting_refusals():
             fields = read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
             body = parse_fields(CompletionBody, fields, config.unknown_fields)
-            call = completion_call(body, _timeout_s(request))
+            call = completion_call(body, timeout_s(request))
         return await answer(request, "cmpl", body, call)
 
     @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=request_body(ChatBody))
@@ -263,7 +245,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
         with service.counting_refusals():
             fields = read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
             body = parse_fields(ChatBody, fields, config.unknown_fields)
-            call = chat_call(body, _timeout_s(request))
+            call = chat_call(body, timeout_s(request))
         return await answer(request, "chatcmpl", body, call)
 
     async def answer(request: Request, prefix: str, body: GenerationFields, call: GenerationCall) -> Response:
@@ -273,28 +255,15 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
         writer: AnswerWriter = kind(prepared, service, f"paceline-{app.version}")
         try:
             if not body.stream:
-                return _json(writer.whole(await _unless_disconnected(request, _collect(service, prepared))))
+                return json_answer(writer.whole(await unless_disconnected(request, collect(service, prepared))))
             pieces = service.stream(prepared, prepared.stream_shape)
             # Await the first piece before the status line, so that a full queue is a 429 and not a broken stream.
-            first = await _unless_disconnected(request, _first(pieces))
+            first = await unless_disconnected(request, first_piece(pieces))
         except (PacelineError, ClientDisconnect):
             raise
         except Exception as error:  # the service has logged it
             return _error_answer(error)
         return EventStream(_events(first, pieces, writer, usage=body.usage_chunks, pads=prepared.stream_shape.pads))
-
-
-async def _collect(service: GenerationService, prepared: PreparedCall) -> list[Piece]:
-    async with aclosing(service.stream(prepared)) as pieces:
-        return [piece async for piece in pieces]
-
-
-async def _first(pieces: AsyncGenerator[Piece, None]) -> Piece:
-    try:
-        return await anext(pieces)
-    except BaseException:
-        await pieces.aclose()
-        raise
 
 
 async def _events(
@@ -315,37 +284,3 @@ async def _events(
 def _encode_chunks(writer: AnswerWriter, piece: Piece, usage: UsageChunks, pads: bool) -> bytes:
     chunks = [msgspec.json.encode(chunk) for chunk in writer.chunks(piece, usage)]
     return b"".join(b"data: " + (padded_json(chunk) if pads else chunk) + b"\n\n" for chunk in chunks)
-
-
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run the work; cancel it and raise ClientDisconnect when the client disconnects."""
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        watcher.cancel()
-        task.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _timeout_s(request: Request) -> float | None:
-    """The client's limit less a margin, since Serve's proxy starts its clock earlier and answers in plain text."""
-    text = request.headers.get(TIMEOUT_HEADER)
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise InvalidRequest(TIMEOUT_HEADER, text[:32], "it must be a number of seconds above 0")
-    return seconds - min(0.1, seconds / 10)

@@ -54,9 +54,7 @@ def proxy_error(status: int, text: str) -> ErrorStatus:
         return status_of(Unavailable("the server is starting"))
     if status >= 500:
         return internal_error(status)
-    return ErrorStatus(
-        http=status, grpc=grpc.StatusCode.UNKNOWN, type="invalid_request_error", code="http_error", message=text
-    )
+    return ErrorStatus.of_http(status, "http_error", text)
 
 
 class ErrorObjects:

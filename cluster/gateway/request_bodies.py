@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.gateway.error_answer import error_answer
 from cluster.gateway.errors import BodyTooLarge, status_of
+from cluster.gateway.messages_face import authorization_of
 from cluster.tenants.errors import Unauthenticated
 from cluster.tenants.gatekeeper import bearer_key
 
@@ -25,7 +26,7 @@ class LimitBodies:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._asks_for_keys and not _has_key(headers):
+        if self._asks_for_keys and not _has_key(scope["path"], headers):
             # The gateway refuses it, and counts it.
             await self._app(scope, _NoBody(), send)
             return
@@ -75,9 +76,9 @@ class _NoBody:
         return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def _has_key(headers: Headers) -> bool:
+def _has_key(path: str, headers: Headers) -> bool:
     try:
-        bearer_key(headers.getlist("authorization"))
+        bearer_key(authorization_of(path, headers))
     except Unauthenticated:
         return False
     return True

@@ -16,7 +16,7 @@ from actors.errors import InvalidRequest, Size
 from actors.messages import CacheUse
 from cache_service.formats.namespaces import NAME_PATTERN
 from cluster.gateway.call import GenerationCall
-from cluster.gateway.constraints import ConstraintFields, constraint_of
+from cluster.gateway.constraints import Constraint, ConstraintFields, constraint_of
 from cluster.gateway.foreign_fields import without_foreign
 from cluster.gateway.openai_answer import UsageChunks
 from cluster.gateway.unknown_fields import unknown_field
@@ -144,7 +144,7 @@ def parse_fields(
     kind: type[BodyKind], fields: Mapping[str, Any], unknown: Literal["refuse", "ignore"] = "refuse"
 ) -> BodyKind:
     """unknown: what happens to fields that nobody knows. Raises InvalidRequest."""
-    fields = without_foreign(fields)
+    fields = without_foreign(fields, kind.model_fields)
     try:
         return kind.model_validate(fields, extra="ignore" if unknown == "ignore" else None)
     except ValidationError as error:
@@ -178,11 +178,13 @@ def make_call(
     prompt_field: str,
     logprobs: int | None,
     timeout_s: float | None,
+    form: Constraint | None = None,
 ) -> GenerationCall:
-    """logprobs: as in `GenerationOptions`. Raises InvalidRequest."""
+    """logprobs: as in `GenerationOptions`. form: a constraint from a field of the endpoint's own. Raises
+    InvalidRequest."""
     speculation = body.speculation or SpeculationFields()
     stream_options = body.stream_options or StreamOptions()
-    constraint, constraint_field = constraint_of(body)
+    constraint, constraint_field = constraint_of(body, form)
     _check_min_tokens(body, max_tokens, constraint)
     return GenerationCall(
         prompts=prompts,
@@ -301,7 +303,7 @@ def _invalid(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
         return InvalidRequest(
             "prediction.content", size_of(problem["input"]), "it must be a string or a list of text parts"
         )
-    if top == "messages" and "content" in problem["loc"]:
+    if top == "messages" and problem["loc"][-2:] == ("content", "str"):
         field = field_path(problem["loc"][:3])
         return InvalidRequest(field, size_of(problem["input"]), "content must be a string or a list of text parts")
     return first_problem(error)

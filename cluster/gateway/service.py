@@ -361,7 +361,7 @@ def _check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> Non
     """Raises InvalidRequest."""
     if len(call.stop) > max_stops:
         limit = f"at most {max_stops} are taken (gateway.max_stops)"
-        raise InvalidRequest("stop", counted(len(call.stop), "string"), limit)
+        raise InvalidRequest(call.stop_field, counted(len(call.stop), "string"), limit)
     if len(call.prompts) * call.n > MAX_CHOICES:
         raise InvalidRequest(
             "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"

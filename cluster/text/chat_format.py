@@ -8,13 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actors.errors import InvalidRequest
 from cluster.text.tools.answer_parser import AnswerParser
 from cluster.text.tools.detect import format_of, takes_tools
 from cluster.text.tools.format import ToolFormat
 from cluster.text.tools.hermes import Hermes
 from cluster.text.tools.hermes_prompt import plain_messages
 from cluster.text.tools.history import template_messages
-from cluster.text.tools.reasoning import ReasoningSplitter, ends_inside_thought, reasoning_marks, with_thought
+from cluster.text.tools.reasoning import (
+    ReasoningSplitter,
+    effort_variables,
+    ends_inside_thought,
+    reasoning_marks,
+    thinking_variables,
+    with_thought,
+)
 from cluster.text.tools.tool import Tool, ToolChoice
 
 _ONLY_SAID = "%llguidance {}\nstart: @said\n"
@@ -54,6 +62,7 @@ class ChatFormat:
         found = format_of(template, tool_parser)
         self._takes_tools = takes_tools(template)
         self._format: ToolFormat = Hermes() if found is None or not self._takes_tools else found
+        self._template = template
         self._marks = reasoning_marks(template)
         self._special_ids = {
             str(token.content): int(token_id)
@@ -74,6 +83,20 @@ class ChatFormat:
         if not self._takes_tools:
             return list(plain_messages(turns, tools)), None
         return turns, [tool.openai_form for tool in tools] or None
+
+    @property
+    def thinking_variables(self) -> dict[str, Any]:
+        """Variables with which the chat template asks for thinking."""
+        return thinking_variables(self._template)
+
+    def effort_variables(self, effort: str, field: str, told: str | None = None) -> dict[str, Any]:
+        """Variables with which the chat template asks for this much thinking. told: what the client calls it. Raises
+        InvalidRequest that names the field if it has none."""
+        variables = effort_variables(self._template, effort)
+        if variables is None:
+            limit = "the model's chat template has no variable for it; leave it out, or use chat_template_kwargs"
+            raise InvalidRequest(field, told or effort, limit, "unsupported_value")
+        return variables
 
     def starts_inside_thought(self, rendered: str) -> bool:
         """Whether this prompt has begun a thought for the model."""

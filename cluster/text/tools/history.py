@@ -57,7 +57,7 @@ def template_messages(
 def _call(call: Mapping[str, Any], needs: HistoryNeeds, place: str) -> dict[str, Any]:
     function = call["function"]
     text = function.get("arguments") or "{}"
-    arguments = _arguments(text, f"{place}.function.arguments")
+    arguments = parsed_arguments(text, f"{place}.function.arguments")
     return {
         "id": _id(str(call["id"]), needs),
         "type": "function",
@@ -65,7 +65,8 @@ def _call(call: Mapping[str, Any], needs: HistoryNeeds, place: str) -> dict[str,
     }
 
 
-def _arguments(text: str, field: str) -> dict[str, Any]:
+def parsed_arguments(text: str, field: str) -> dict[str, Any]:
+    """Raises InvalidRequest that names the field, unless the text is one JSON object."""
     scanner = JsonScanner()  # bounds the depth, so that nothing after it recurses too deeply
     end, _ = scanner.scan(text.strip())
     if scanner.is_complete and end == len(text.strip()):

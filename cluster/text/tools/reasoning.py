@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.text.tools.events import Event
 from cluster.text.tools.format import SpecialTokenId
@@ -13,6 +14,7 @@ from cluster.text.tools.reader import Marks, Reader, Steps
 from cluster.text.tools.stepped_parser import SteppedParser
 
 _MAX_NEWLINES = 16  # at a mark
+_SWITCH = "enable_thinking"  # a variable of templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,22 @@ _KNOWN = (ReasoningMarks(), ReasoningMarks("[THINK]", "[/THINK]"), ReasoningMark
 def reasoning_marks(chat_template: str) -> ReasoningMarks | None:
     """None: the template shows no marks known here. Harmony's channels are not marks; its parser tells reasoning."""
     return next((marks for marks in _KNOWN if marks.end in chat_template), None)
+
+
+def thinking_variables(chat_template: str) -> dict[str, Any]:
+    """Variables with which the template asks for thinking; empty if it asks without."""
+    return {_SWITCH: True} if _SWITCH in chat_template else {}
+
+
+def effort_variables(chat_template: str, effort: str) -> dict[str, Any] | None:
+    """Variables with which the template asks for this much thinking, such as none, low or high. None: it has none."""
+    if "reasoning_effort" in chat_template:
+        return {"reasoning_effort": effort}
+    if effort != "none":
+        return None
+    if _SWITCH in chat_template:
+        return {_SWITCH: False}
+    return {} if reasoning_marks(chat_template) is None else None
 
 
 def ends_inside_thought(rendered_prompt: str, marks: ReasoningMarks) -> bool:

@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.messages import GenerationRequest
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
-from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.saying_router import THINKING, saying_service
 from paceline_testing.tiny_models import make_byte_tokenizer
 
-EOS = 256
 WEATHER = {
     "type": "function",
     "function": {
@@ -29,30 +26,12 @@ WEATHER = {
 TIME = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern é"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
-THINKING = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}assistant: {# <think> </think> #}"
-)
-
-
-class SayingRouter(EchoRouter):
-    """Answers with a text of its own, and an end-of-sequence token."""
-
-    def __init__(self, text: str, chunk_tokens: int = 3) -> None:
-        super().__init__(chunk_tokens)
-        self._said = [*make_byte_tokenizer().encode(text), EOS]
-
-    def _answer(self, request: GenerationRequest) -> list[int]:
-        return self._said[request.num_output_in_prompt :][: request.max_new_tokens]
 
 
 async def ask(text: str, chunk_tokens: int = 3, template: str | None = None, **fields: Any) -> tuple[Any, EchoRouter]:
     """The answer, or its chunks where it is streamed, and the router."""
-    tokenizer = make_byte_tokenizer()
-    tokenizer.chat_template = template or tokenizer.chat_template
-    model = ServedModel("tiny", max_model_len=4096, vocab_size=259, eos_token_ids=(EOS,))
-    router, config = SayingRouter(text, chunk_tokens), GatewayConfig()
-    service = GenerationService(router, tokenizer, model, config)
+    config = GatewayConfig()
+    service, router = saying_service(text, chunk_tokens, template, config)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, **fields}
     async with gateway_client(service, config) as client:
         answer = await client.post("/v1/chat/completions", json=body)

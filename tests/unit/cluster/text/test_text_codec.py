@@ -135,6 +135,8 @@ def test_stop_strings_cut_at_the_same_place_for_any_split(text, stops, cuts):
     if not matched:
         shown += matcher.flush()
     assert (shown, matched) == naive_cut(text, stops)
+    assert (matcher.matched in stops) == matched
+    assert text[len(shown) :].startswith(matcher.matched or "")
 
 
 def test_text_is_held_only_while_it_may_become_a_stop_string():
