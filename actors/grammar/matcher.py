@@ -19,6 +19,9 @@ class GrammarMatcher:
 
     It is a function of grammar and tokens: whoever follows the same tokens gets the same masks. A grammar may become
     too complex to go on; then no token continues the answer.
+
+    A mask takes long to compute, so that those behind the committed tokens are remembered until there are more of them:
+    what a drafter has looked at while it drafted, the round need not compute again.
     """
 
     def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, vocab_size: int) -> None:
@@ -28,9 +31,15 @@ class GrammarMatcher:
         self._vocab_size = vocab_size
         self._num_words = -(-vocab_size // 32)
         self._is_broken = False  # a mask could not be computed
+        self._known: dict[tuple[int, ...], np.ndarray] = {}  # masks by the tokens behind the committed ones
+        self._ahead: tuple[int, ...] | None = None  # tokens that a copy has followed; None: it is no copy
 
     def follow(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens continue the answer. If not, the matcher is of no further use."""
+        if self._ahead is None:
+            self._known = {}
+        else:
+            self._ahead += tuple(token_ids)
         return not self._is_broken and self._matcher.consume_tokens(list(token_ids))
 
     @property
@@ -49,16 +58,32 @@ class GrammarMatcher:
         return self._tokens.tokenize_bytes(spelled)[0] if spelled else None
 
     def copy(self) -> GrammarMatcher:
-        return GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._vocab_size)
+        """One that goes ahead of the committed tokens."""
+        copy = GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._vocab_size)
+        copy._known, copy._ahead = self._known, self._ahead or ()
+        return copy
 
     def hash_of_allowed(self) -> int:
         """Hash of the set of tokens that may follow; the same in every process."""
-        return zlib.crc32(_mask(self._matcher, self._num_words).tobytes())
+        return zlib.crc32(self._allowed_here().tobytes())
 
     def allowed_tokens(self) -> np.ndarray:
         """All tokens that may follow, int64, ascending."""
-        words = _mask(self._matcher, self._num_words)
+        words = self._allowed_here()
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size].nonzero()[0]
+
+    def _allowed_here(self) -> np.ndarray:
+        return self._mask_of(self._matcher, self._ahead or ())
+
+    def _mask_of(self, matcher: LLMatcher, behind: tuple[int, ...]) -> np.ndarray:
+        """The mask where the matcher stands. int32 [words]."""
+        known = self._known.get(behind)
+        if known is None:
+            known = np.zeros(self._num_words, np.int32)
+            matcher.unsafe_compute_mask_ptr(known.ctypes.data, known.nbytes)
+            if not matcher.is_error():
+                self._known[behind] = known
+        return known
 
     def fitted(self, tree: DraftTree, most_added: int = 0) -> DraftTree:
         """The tree without nodes that the grammar does not allow, and without what follows them. Behind the others come
@@ -96,22 +121,27 @@ class GrammarMatcher:
         """What may follow the last committed token and each node. Rows after a node that the grammar does not allow are
         free: no answer reaches them. None: a mask behind a node is too complex; without drafts there may be one."""
         index = np.full(len(tree) + 1, FREE_ROW, np.int32)
-        words = np.empty((len(tree) + 1, self._num_words), np.int32)
-        places: dict[bytes, int] = {}  # of distinct masks
+        distinct: list[np.ndarray] = []
+        places: dict[bytes, int] = {}
+        paths: dict[int, tuple[int, ...]] = {-1: self._ahead or ()}
+        tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
         matcher = self._matcher.deep_copy()  # a draft's fault is not the answer's
         for node in _walk(matcher, tree):
+            if node >= 0:
+                paths[node] = (*paths[parents[node]], tokens[node])
             forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
             if forced:
                 index[node + 1] = -1 - forced[0]
                 continue
-            count = len(places)
-            _write_mask(matcher, words[count])
+            words = self._mask_of(matcher, paths[node])
             if matcher.is_error():
                 if node >= 0:
                     return None
                 self._is_broken = True
-            index[node + 1] = places.setdefault(words[count].tobytes(), count)
-        return TokenMasks(words[: len(places)].reshape(-1), index)
+            place = index[node + 1] = places.setdefault(words.tobytes(), len(distinct))
+            if place == len(distinct):
+                distinct.append(words)
+        return TokenMasks(np.concatenate(distinct) if distinct else np.empty(0, np.int32), index)
 
 
 def _extended(tree: DraftTree, forced: dict[int, list[int]], most: int) -> DraftTree:
@@ -134,17 +164,6 @@ def _extended(tree: DraftTree, forced: dict[int, list[int]], most: int) -> Draft
         np.concatenate([tree.parents, np.array(parents, np.int32)]),
         np.concatenate([tree.confidence, np.array(confidence, np.float32)]),
     )
-
-
-def _mask(matcher: LLMatcher, num_words: int) -> np.ndarray:
-    words = np.zeros(num_words, np.int32)
-    _write_mask(matcher, words)
-    return words
-
-
-def _write_mask(matcher: LLMatcher, words: np.ndarray) -> None:
-    """words: int32 [ceil(vocab_size / 32)], filled."""
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
 
 
 def _walk(matcher: LLMatcher, tree: DraftTree) -> Iterator[int]:
