@@ -10,6 +10,7 @@ from cluster.gateway.call import Piece
 from cluster.gateway.logprobs import chat_logprobs
 from cluster.gateway.openai_answer import AnswerWriter
 from cluster.gateway.service import GenerationService
+from cluster.text.chat_format import ToolUse
 from cluster.text.tools.answer_parser import AnswerParser
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
 from cluster.text.tools.tool import NamedFunction
@@ -21,6 +22,13 @@ class ChatEvents:
     def __init__(self, parser: AnswerParser | None) -> None:
         self._parser = parser
         self.has_calls = False
+
+    def finish_reason(self, piece: Piece, use: ToolUse) -> str | None:
+        """tool_calls, if the model chose to call; a call of a function that the request names ends with stop, as
+        OpenAI's do."""
+        if piece.finish_reason == "stop" and self.has_calls and not isinstance(use.choice, NamedFunction):
+            return "tool_calls"
+        return piece.finish_reason
 
     def of(self, piece: Piece) -> list[Event]:
         if self._parser is None:
@@ -64,12 +72,7 @@ class ChatWriter(AnswerWriter):
         return choices
 
     def _finish_reason(self, piece: Piece) -> str | None:
-        """tool_calls, if the model chose to call; a call of a function that the request names ends with stop, as
-        OpenAI's do."""
-        is_named = isinstance(self._prepared.call.tool_use.choice, NamedFunction)
-        if piece.finish_reason == "stop" and self._events[piece.choice].has_calls and not is_named:
-            return "tool_calls"
-        return piece.finish_reason
+        return self._events[piece.choice].finish_reason(piece, self._prepared.call.tool_use)
 
     def _logprobs(self, tokens: Piece) -> dict[str, Any]:
         return chat_logprobs(tokens.scores, self._strings)

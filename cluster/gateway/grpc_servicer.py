@@ -11,8 +11,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -23,12 +23,19 @@ from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
 from cluster.gateway.body_limits import check_lengths
-from cluster.gateway.call import CallOrigin, GenerationCall, Piece
+from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.errors import BodyTooLarge, status_of
-from cluster.gateway.openai_answer import AnswerTotals
+from cluster.gateway.grpc_answer import GrpcAnswer
+from cluster.gateway.grpc_chat import (
+    choice_fields,
+    conversation_fields,
+    logprob_fields,
+    own_field,
+    refuse_chat_fields,
+)
 from cluster.gateway.paceline.v1 import inference_pb2
-from cluster.gateway.schema import CompletionBody, completion_call, parse_fields, parse_json_object
+from cluster.gateway.schema import CompletionBody, completion_call, parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import pad
 from cluster.gateway.tokenizing import DetokenizeBody, detokenize, parse_tokenize, tokenize
@@ -44,10 +51,6 @@ _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens", "add_special_tokens",
 )  # fmt: skip
-_FINISH_REASONS = {
-    "stop": inference_pb2.FINISH_REASON_STOP,
-    "length": inference_pb2.FINISH_REASON_LENGTH,
-}
 _CACHE_USES = {
     inference_pb2.CACHE_USE_OFF: "off",
     inference_pb2.CACHE_USE_READ: "read",
@@ -79,20 +82,8 @@ class InferenceServicer:
     ) -> inference_pb2.GenerateResponse:
         try:
             prepared = await self._prepare(request, grpc_context)
-            texts: list[str] = []
-            token_ids: list[int] = []
             async with aclosing(self._service.stream(prepared)) as pieces:
-                async for piece in pieces:
-                    texts.append(piece.text)
-                    token_ids.extend(piece.token_ids)
-            return inference_pb2.GenerateResponse(
-                id=prepared.call_id,
-                model=self._service.model.name,
-                text="".join(texts),
-                token_ids=token_ids,
-                prompt_token_ids=_wanted_prompt_ids(prepared),
-                **_ending(piece, prepared),
-            )
+                return GrpcAnswer(prepared, self._service).whole([piece async for piece in pieces])
         except Exception as error:
             _tell(error, grpc_context)
             return inference_pb2.GenerateResponse()  # not sent
@@ -102,23 +93,16 @@ class InferenceServicer:
     ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
         try:
             prepared = await self._prepare(request, grpc_context)
-            sequence_number = 0
             shape = prepared.stream_shape
+            answer = GrpcAnswer(prepared, self._service)
             async with aclosing(self._service.stream(prepared, shape)) as pieces:
                 async for piece in pieces:
-                    chunk = inference_pb2.GenerateChunk(
-                        id=prepared.call_id,
-                        model=self._service.model.name,
-                        sequence_number=sequence_number,
-                        text=piece.text,
-                        token_ids=piece.token_ids,
-                        prompt_token_ids=() if sequence_number else _wanted_prompt_ids(prepared),
-                        **(_ending(piece, prepared) if piece.finish_reason is not None else {}),
-                    )
+                    chunk = answer.chunk(piece)
+                    if chunk is None:
+                        continue
                     if shape.pads:
                         pad(chunk)
                     yield chunk
-                    sequence_number += 1
         except Exception as error:
             _tell(error, grpc_context)
 
@@ -139,7 +123,7 @@ class InferenceServicer:
     ) -> inference_pb2.TokenizeResponse:
         try:
             self._enter(grpc_context)
-            with self._service.counting_refusals():
+            with _own_fields(), self._service.counting_refusals():
                 self._check_size(request)
                 check_lengths({"messages": request.conversation.messages}, self._service.model.max_model_len)
                 found = await tokenize(self._service, parse_tokenize(_tokenize_fields(request)))
@@ -204,18 +188,30 @@ class InferenceServicer:
         request_id.set(origin.request_id)
         context.set_trailing_metadata([(REQUEST_ID_HEADER, origin.request_id)])
         tenant = self._enter(context)
-        with self._service.counting_refusals():
+        with _own_fields(), self._service.counting_refusals():
             self._check_size(request)
             lengths = {"messages": request.conversation.messages, "prompt": request.prompt_token_ids.ids}
             check_lengths(lengths, self._service.model.max_model_len)
             call = _call(request)
-        return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
+        with _own_fields():
+            return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
 
     def _check_size(self, request: Any) -> None:
         """Raises BodyTooLarge."""
         size, most = request.ByteSize(), self._config.max_body_bytes
         if size > most:
             raise BodyTooLarge("request", counted(size, "byte"), f"at most {most} bytes are read")
+
+
+@contextmanager
+def _own_fields() -> Iterator[None]:
+    """Errors name fields as gRPC's messages do."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if (field := own_field(error.field)) == error.field:
+            raise
+        raise InvalidRequest(field, error.value, error.limit, error.code) from None
 
 
 def _origin_of(context: Context) -> CallOrigin:
@@ -250,10 +246,16 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
     fields["return_token_ids"] = request.return_token_ids
     kind = request.WhichOneof("input")
     if kind == "conversation":
-        fields |= _conversation(request)
+        if request.echo:
+            raise InvalidRequest("echo", True, "a conversation is not echoed; send its text as prompt")
+        fields |= conversation_fields(request) | choice_fields(request) | logprob_fields(request)
         return chat_call(parse_fields(ChatBody, fields), timeout_s)
     if kind is None:
         raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
+    refuse_chat_fields(request)
+    fields["echo"] = request.echo
+    if request.HasField("logprobs"):
+        fields["logprobs"] = request.logprobs
     fields["prompt"] = request.prompt if kind == "prompt" else list(request.prompt_token_ids.ids)
     return completion_call(parse_fields(CompletionBody, fields), timeout_s)
 
@@ -264,27 +266,8 @@ def _tokenize_fields(request: inference_pb2.TokenizeRequest) -> dict[str, Any]:
         fields["add_special_tokens"] = request.add_special_tokens
     kind = request.WhichOneof("input")
     if kind == "conversation":
-        return fields | _conversation(request)
+        return fields | conversation_fields(request)
     return fields | ({} if kind is None else {"prompt": request.prompt})
-
-
-def _conversation(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
-    """The messages, and how the template renders them. Raises InvalidRequest for kwargs that are not a JSON object."""
-    messages = request.conversation.messages
-    fields: dict[str, Any] = {
-        "messages": [{"role": message.role, "content": message.content} for message in messages],
-        "continue_final_message": request.chat_template.continue_final_message,
-    }
-    if request.chat_template.HasField("add_generation_prompt"):
-        fields["add_generation_prompt"] = request.chat_template.add_generation_prompt
-    if request.chat_template.kwargs:
-        encoded = request.chat_template.kwargs.encode()
-        fields["chat_template_kwargs"] = parse_json_object(encoded, "chat_template.kwargs")
-    return fields
-
-
-def _wanted_prompt_ids(prepared: PreparedCall) -> list[int]:
-    return prepared.requests[0].prompt_token_ids.tolist() if prepared.call.wants_token_ids else []
 
 
 def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:
@@ -306,24 +289,6 @@ def _structured_outputs(outputs: inference_pb2.StructuredOutputs) -> dict[str, A
     if kind is None:
         return {}
     return {kind: list(outputs.choice.texts) if kind == "choice" else getattr(outputs, kind)}
-
-
-def _ending(piece: Piece, prepared: PreparedCall) -> dict[str, Any]:
-    """Fields of the last message of an answer; `piece` is the last piece."""
-    totals = AnswerTotals(prepared.num_prompt_tokens, answers_per_prompt=1)
-    totals.add(piece)
-    ending: dict[str, Any] = {
-        "finish_reason": _FINISH_REASONS[piece.finish_reason or "stop"],
-        "usage": inference_pb2.Usage(
-            prompt_tokens=totals.num_prompt_tokens,
-            completion_tokens=totals.num_completion_tokens,
-            total_tokens=totals.num_prompt_tokens + totals.num_completion_tokens,
-            cached_tokens=totals.num_cached_tokens,
-        ),
-    }
-    if prepared.call.wants_stats:
-        ending["speculation"] = inference_pb2.SpeculationStats(**totals.speculation())
-    return ending
 
 
 def _tell(error: Exception, context: Context) -> None:
