@@ -76,7 +76,9 @@ class Grammars:
                     self._known.popitem(last=False)
         if found.matcher is None:
             raise InvalidRequest(field, "this grammar", f"it cannot be compiled: {found.reason}")
-        return GrammarMatcher(found.matcher.deep_copy(), vocabulary.tokens, self._vocab_size)
+        return GrammarMatcher(
+            found.matcher.deep_copy(), vocabulary.tokens, self._vocab_size, frozenset(self._eos_token_ids)
+        )
 
     def _find(self, text: str) -> _Compiled | None:
         with self._lock:

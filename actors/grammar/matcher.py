@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -13,6 +13,9 @@ from actors.messages import FREE_ROW, TokenMasks
 
 FORCED = 0.999  # probability of a forced token; the target draws no other
 
+_Path = tuple[int, ...]  # tokens behind the committed ones
+_Allowed = int | bytes  # the only token that may follow, or a mask: bit t % 8 of byte t // 8 is token t
+
 
 class GrammarMatcher:
     """Follows the committed tokens of one answer. All else leaves it where it was.
@@ -20,19 +23,19 @@ class GrammarMatcher:
     It is a function of grammar and tokens: whoever follows the same tokens gets the same masks. A grammar may become
     too complex to go on; then no token continues the answer.
 
-    A mask takes long to compute, so that those behind the committed tokens are remembered until there are more of them:
-    what a drafter has looked at while it drafted, the round need not compute again.
+    What may follow takes long to compute. It is remembered for all paths that were asked for, until there are more
+    committed tokens: what a drafter has looked at, a round need not compute again.
     """
 
-    def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, vocab_size: int) -> None:
-        """matcher: a copy of its own. vocab_size: columns of the target's logits."""
+    def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, vocab_size: int, ends: frozenset[int]) -> None:
+        """matcher: a copy of its own. vocab_size: columns of the target's logits. ends: end-of-sequence tokens."""
         self._matcher = matcher
+        self._ends = ends
         self._tokens = tokens
         self._vocab_size = vocab_size
-        self._num_words = -(-vocab_size // 32)
         self._is_broken = False  # a mask could not be computed
-        self._known: dict[tuple[int, ...], np.ndarray] = {}  # masks by the tokens behind the committed ones
-        self._ahead: tuple[int, ...] | None = None  # tokens that a copy has followed; None: it is no copy
+        self._known: dict[_Path, _Allowed] = {}
+        self._ahead: _Path | None = None  # tokens that a copy has followed; None: it is no copy
 
     def follow(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens continue the answer. If not, the matcher is of no further use."""
@@ -49,7 +52,11 @@ class GrammarMatcher:
 
     def forced_tokens(self) -> list[int]:
         """The next tokens, as far as the grammar leaves no choice."""
-        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+        if self._matcher.is_stopped() or isinstance(self._known.get(self._ahead or ()), bytes):
+            return []
+        forced = self._matcher.compute_ff_tokens()
+        _note_forced(self._known, self._ahead or (), forced)
+        return forced
 
     def expected_token(self) -> int | None:
         """The token with which a tokenizer spells the next bytes, where the grammar leaves no choice of bytes, but of
@@ -59,31 +66,27 @@ class GrammarMatcher:
 
     def copy(self) -> GrammarMatcher:
         """One that goes ahead of the committed tokens."""
-        copy = GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._vocab_size)
+        copy = GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._vocab_size, self._ends)
         copy._known, copy._ahead = self._known, self._ahead or ()
         return copy
 
     def hash_of_allowed(self) -> int:
         """Hash of the set of tokens that may follow; the same in every process."""
-        return zlib.crc32(self._allowed_here().tobytes())
+        return zlib.crc32(self._mask_here())
 
     def allowed_tokens(self) -> np.ndarray:
         """All tokens that may follow, int64, ascending."""
-        words = self._allowed_here()
-        return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size].nonzero()[0]
+        bits = np.frombuffer(self._mask_here(), np.uint8)
+        return np.unpackbits(bits, bitorder="little")[: self._vocab_size].nonzero()[0]
 
-    def _allowed_here(self) -> np.ndarray:
-        return self._mask_of(self._matcher, self._ahead or ())
-
-    def _mask_of(self, matcher: LLMatcher, behind: tuple[int, ...]) -> np.ndarray:
-        """The mask where the matcher stands. int32 [words]."""
-        known = self._known.get(behind)
-        if known is None:
-            known = np.zeros(self._num_words, np.int32)
-            matcher.unsafe_compute_mask_ptr(known.ctypes.data, known.nbytes)
-            if not matcher.is_error():
-                self._known[behind] = known
-        return known
+    def _mask_here(self) -> bytes:
+        known = self._known.get(self._ahead or ())
+        if isinstance(known, bytes):
+            return known
+        mask = _mask(self._matcher, self._vocab_size)
+        if known is None and not self._matcher.is_error():
+            self._known[self._ahead or ()] = mask
+        return mask
 
     def fitted(self, tree: DraftTree, most_added: int = 0) -> DraftTree:
         """The tree without nodes that the grammar does not allow, and without what follows them. Behind the others come
@@ -91,57 +94,152 @@ class GrammarMatcher:
         if not len(tree):
             return tree
         most_added = 0 if tree.required is not None else most_added
-        allowed: list[int] = []
-        forced: dict[int, list[int]] = {}  # by node
-        matcher = self._matcher.deep_copy()
-        for node in _walk(matcher, tree):
-            if node >= 0:
-                allowed.append(node)
-                if most_added and not matcher.is_stopped() and (tokens := matcher.compute_ff_tokens()):
-                    forced[node] = tokens
-        pruned = tree if len(allowed) == len(tree) else self._only(tree, sorted(allowed))
-        if not forced:
-            return pruned
-        places = {node: place for place, node in enumerate(sorted(allowed))}
-        return _extended(pruned, {places[node]: tokens for node, tokens in forced.items()}, most_added)
-
-    @staticmethod
-    def _only(tree: DraftTree, allowed: list[int]) -> DraftTree:
-        """The tree of these nodes, ascending, with their parents."""
-        place = np.full(len(tree) + 1, -1, np.int32)  # the last one is the root's: -1
-        place[allowed] = np.arange(len(allowed))
-        return DraftTree(
-            tree.token_ids[allowed],
-            place[tree.parents[allowed]],
-            tree.confidence[allowed],
-            required=None if tree.required is None else tree.required[allowed],
-        )
+        scout = self._scout()
+        paths = scout.paths_of(tree)
+        allowed = [node for node in range(len(tree)) if node in paths]
+        fitted = tree if len(allowed) == len(tree) else _only(tree, allowed)
+        if not most_added:
+            return fitted
+        with_children = set(fitted.parents.tolist())
+        forced = {
+            place: tokens
+            for place, node in enumerate(allowed)
+            if place not in with_children and (tokens := scout.forced(paths[node], most_added))
+        }
+        return _extended(fitted, forced, most_added) if forced else fitted
 
     def masks(self, tree: DraftTree) -> TokenMasks | None:
         """What may follow the last committed token and each node. Rows after a node that the grammar does not allow are
         free: no answer reaches them. None: a mask behind a node is too complex; without drafts there may be one."""
         index = np.full(len(tree) + 1, FREE_ROW, np.int32)
-        distinct: list[np.ndarray] = []
-        places: dict[bytes, int] = {}
-        paths: dict[int, tuple[int, ...]] = {-1: self._ahead or ()}
-        tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
-        matcher = self._matcher.deep_copy()  # a draft's fault is not the answer's
-        for node in _walk(matcher, tree):
-            if node >= 0:
-                paths[node] = (*paths[parents[node]], tokens[node])
-            forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
-            if forced:
-                index[node + 1] = -1 - forced[0]
-                continue
-            words = self._mask_of(matcher, paths[node])
-            if matcher.is_error():
+        places: dict[bytes, int] = {}  # of distinct masks
+        scout = self._scout()
+        for node, path in scout.paths_of(tree).items():
+            allowed = scout.allowed(path)
+            if scout.has_failed:
                 if node >= 0:
                     return None
                 self._is_broken = True
-            place = index[node + 1] = places.setdefault(words.tobytes(), len(distinct))
-            if place == len(distinct):
-                distinct.append(words)
-        return TokenMasks(np.concatenate(distinct) if distinct else np.empty(0, np.int32), index)
+            index[node + 1] = -1 - allowed if isinstance(allowed, int) else places.setdefault(allowed, len(places))
+        return TokenMasks(np.frombuffer(b"".join(places), np.int32), index)
+
+    def _scout(self) -> _Scout:
+        return _Scout(self._matcher, self._vocab_size, self._ends, self._known, self._ahead or ())
+
+
+class _Scout:
+    """Looks at what may follow paths from where a matcher stands. It goes there itself only for what is not known."""
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        ends: frozenset[int],
+        known: dict[_Path, _Allowed],
+        start: _Path,
+    ) -> None:
+        self._origin = matcher
+        self._ends = ends
+        self._copy: LLMatcher | None = None  # a draft's fault is not the answer's
+        self._vocab_size = vocab_size
+        self._known = known
+        self._start = start
+        self._at: _Path = start  # where the copy stands
+
+    def paths_of(self, tree: DraftTree) -> dict[int, _Path]:
+        """The path to each node that the grammar allows, parents first. Node -1 is where the matcher stands."""
+        paths = {-1: self._start}
+        nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
+        for node, (token, parent) in enumerate(nodes):
+            before = paths.get(parent)
+            if before is not None and self._allows(before, token):
+                paths[node] = (*before, token)
+        return paths
+
+    def allowed(self, path: _Path) -> _Allowed:
+        """What may follow a path that is allowed."""
+        known = self._known.get(path)
+        if known is None:
+            matcher = self._stand(path)
+            forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+            if forced:
+                _note_forced(self._known, path, forced)
+                return forced[0]
+            known = _mask(matcher, self._vocab_size)
+            if not matcher.is_error():
+                self._known[path] = known
+        return known
+
+    def forced(self, path: _Path, most: int) -> list[int]:
+        """Up to so many tokens that are forced behind a path that is allowed."""
+        tokens: list[int] = []
+        while len(tokens) < most:
+            known = self._known.get((*path, *tokens))
+            if known is None:
+                matcher = self._stand((*path, *tokens))
+                found = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+                _note_forced(self._known, (*path, *tokens), found)
+                return (tokens + found)[:most]
+            if isinstance(known, bytes):
+                break
+            tokens.append(known)
+        return tokens
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a mask was too complex to compute."""
+        return self._copy is not None and self._copy.is_error()
+
+    def _allows(self, path: _Path, token: int) -> bool:
+        # A mask allows the end of a sequence also where llguidance does not follow it: where nothing else may follow.
+        known = None if token in self._ends else self._known.get(path)
+        if isinstance(known, int):
+            return known == token
+        if known is not None:
+            return token >> 3 < len(known) and bool(known[token >> 3] >> (token & 7) & 1)
+        if self._stand(path).try_consume_tokens([token]) != 1:
+            return False
+        self._at = (*path, token)
+        return True
+
+    def _stand(self, path: _Path) -> LLMatcher:
+        """The copy, behind a path that is allowed."""
+        if self._copy is None:
+            self._copy = self._origin.deep_copy()
+        common = 0
+        for ours, theirs in zip(self._at, path, strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        if len(self._at) > common:
+            self._copy.rollback(len(self._at) - common)
+        if len(path) > common:
+            self._copy.try_consume_tokens(list(path[common:]))
+        self._at = path
+        return self._copy
+
+
+def _note_forced(known: dict[_Path, _Allowed], path: _Path, forced: Sequence[int]) -> None:
+    for count, token in enumerate(forced):
+        known[(*path, *forced[:count])] = token
+
+
+def _mask(matcher: LLMatcher, vocab_size: int) -> bytes:
+    words = np.zeros(-(-vocab_size // 32), np.int32)
+    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    return words.tobytes()
+
+
+def _only(tree: DraftTree, allowed: Sequence[int]) -> DraftTree:
+    """The tree of these nodes, ascending, with their parents."""
+    place = np.full(len(tree) + 1, -1, np.int32)  # the last one is the root's: -1
+    place[allowed] = np.arange(len(allowed))
+    return DraftTree(
+        tree.token_ids[allowed],
+        place[tree.parents[allowed]],
+        tree.confidence[allowed],
+        required=None if tree.required is None else tree.required[allowed],
+    )
 
 
 def _extended(tree: DraftTree, forced: dict[int, list[int]], most: int) -> DraftTree:
@@ -164,23 +262,3 @@ def _extended(tree: DraftTree, forced: dict[int, list[int]], most: int) -> Draft
         np.concatenate([tree.parents, np.array(parents, np.int32)]),
         np.concatenate([tree.confidence, np.array(confidence, np.float32)]),
     )
-
-
-def _walk(matcher: LLMatcher, tree: DraftTree) -> Iterator[int]:
-    """Stand where the matcher stands (-1), then behind each node that the grammar allows."""
-    yield -1
-    children: list[list[int]] = [[] for _ in range(len(tree) + 1)]
-    tokens = tree.token_ids.tolist()
-    for node, parent in enumerate(tree.parents.tolist()):
-        children[parent].append(node)  # those of the root are the last
-    depth = 0
-    waiting = [(node, 0) for node in children[-1]]
-    while waiting:
-        node, parent_depth = waiting.pop()
-        if depth > parent_depth:
-            matcher.rollback(depth - parent_depth)
-            depth = parent_depth
-        if matcher.try_consume_tokens([tokens[node]]):
-            depth += 1
-            yield node
-            waiting.extend((child, depth) for child in children[node])
