@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import GatewayConfig
@@ -103,6 +103,7 @@ async def test_an_answer_has_reasoning_text_and_calls():
     st.integers(1, 9),
     st.booleans(),
 )
+@example(["<think>", "é", "</think>", "a ", CALL, OTHER], 3, True)
 async def test_a_stream_says_what_the_whole_answer_says(parts, chunk_tokens, has_logprobs):
     request = chat(tools=[WEATHER, TIME], logprobs=1 if has_logprobs else None, speculation=pb.Speculation(stats=True))
     async with stub_of("".join(parts), template=THINKING, chunk_tokens=chunk_tokens) as (stub, _):

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, Overloaded
@@ -127,6 +127,7 @@ async def test_an_answer_has_thoughts_text_and_calls_as_blocks():
     st.booleans(),
     st.lists(st.sampled_from(["xt", "text", "}", "zz"]), max_size=2),
 )
+@example(["<think>", "é", "</think>", "a ", CALL, OTHER], 3, True, [])
 async def test_a_stream_builds_the_whole_answer(parts, chunk_tokens, thinks, stops):
     options = {"template": THINKING if thinks else None, "chunk_tokens": chunk_tokens}
     body = {"tools": [WEATHER, TIME], "stop_sequences": stops, "speculation": {"stats": True}}

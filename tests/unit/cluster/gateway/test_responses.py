@@ -12,7 +12,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
@@ -154,6 +154,7 @@ async def test_an_answer_has_reasoning_text_and_calls_as_items():
     st.booleans(),
     st.sampled_from([7, 60, 400]),
 )
+@example(["<think>", "é", "</think>", "a ", CALL, OTHER], 3, True, True, 400)
 async def test_a_stream_builds_the_whole_answer(parts, chunk_tokens, thinks, has_logprobs, max_tokens):
     options = {"template": THINKING if thinks else None, "chunk_tokens": chunk_tokens}
     body = {"tools": [WEATHER, TIME], "max_output_tokens": max_tokens, "speculation": {"stats": True}}
