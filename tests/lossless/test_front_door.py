@@ -170,3 +170,45 @@ async def test_usage_tells_how_much_of_a_prediction_came_true(service):
     details = again["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] > 0
     assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == len(text.encode())
+
+
+async def test_all_endpoints_say_what_chat_completions_say(service):
+    found = await chat(service, temperature=0, max_tokens=40, logprobs=True, top_logprobs=2)
+    text, scores = found["message"]["content"], found["logprobs"]["content"]
+    response = await ask(
+        service,
+        "/v1/responses",
+        input="two of them",
+        temperature=0,
+        max_output_tokens=40,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    (part,) = response["output"][0]["content"]
+    assert part["text"] == text
+    count = len(part["logprobs"])  # bytes at the end that are no character are not in the text
+    assert len(scores) - 3 <= count <= len(scores)
+    for one, other in zip(part["logprobs"], scores[:count], strict=True):
+        assert one["token"] == other["token"]
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+    message = await ask(service, "/v1/messages", messages=MESSAGES, temperature=0, max_tokens=40)
+    assert message["content"] == [{"type": "text", "text": text}]
+    assert (response["status"], message["stop_reason"]) == ("incomplete", "max_tokens")
+
+
+async def test_a_forced_call_is_the_same_at_all_endpoints(service):
+    sampling = {"temperature": 1.0, "seed": 3}
+    name = {"type": "function", "function": {"name": "order"}}
+    found = await chat(service, tools=TOOLS, tool_choice=name)
+    said = json.loads(found["message"]["tool_calls"][0]["function"]["arguments"])
+    flat = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
+    choice = {"type": "function", "name": "order"}
+    limit = {"max_output_tokens": 1800, **sampling}
+    response = await ask(service, "/v1/responses", input=MESSAGES, tools=flat, tool_choice=choice, **limit)
+    (call,) = response["output"]
+    assert json.loads(call["arguments"]) == said
+    tools = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in flat]
+    fields = {"tools": tools, "tool_choice": {"type": "tool", "name": "order"}, "max_tokens": 1800, **sampling}
+    message = await ask(service, "/v1/messages", messages=MESSAGES, **fields)
+    (block,) = message["content"]
+    assert (block["input"], message["stop_reason"]) == (said, "tool_use")
