@@ -14,6 +14,13 @@ def error_answer(status: ErrorStatus) -> Response:
     return _ErrorAnswer(status)
 
 
+def error_event(status: ErrorStatus, path: str) -> bytes:
+    """Ends a stream of this path that has begun, whoever wrote it."""
+    if is_messages_path(path):
+        return b"event: error\ndata: " + msgspec.json.encode(messages_error(status)) + b"\n\n"
+    return b"data: " + msgspec.json.encode(status.body()) + b"\n\n"  # in this form OpenAI's clients read errors
+
+
 class _ErrorAnswer(Response):
     """OpenAI's error object, or Anthropic's on the paths of its API."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 
 import grpc
-import msgspec
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.errors import DeadlineExceeded, Overloaded, Unavailable
 from actors.logs import REQUEST_ID_HEADER, request_id_of
 from cluster.gateway import front_door
-from cluster.gateway.error_answer import error_answer
+from cluster.gateway.error_answer import error_answer, error_event
 from cluster.gateway.errors import ErrorStatus, NoClientCertificate, internal_error, status_of
 from cluster.gateway.hosts import PROBE_PATHS
 from cluster.gateway.request_bodies import LimitBodies
@@ -78,7 +77,7 @@ class ErrorObjects:
         elif not answer.is_started:
             await error_answer(internal_error(500))(scope, receive, send)
         elif answer.is_broken_stream:
-            event = b"data: " + msgspec.json.encode(status_of(Unavailable(_BROKEN)).body()) + b"\n\n"
+            event = error_event(status_of(Unavailable(_BROKEN)), scope["path"])
             await send({"type": "http.response.body", "body": event})
 
 

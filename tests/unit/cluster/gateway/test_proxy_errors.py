@@ -107,6 +107,16 @@ async def test_a_stream_that_breaks_off_ends_with_an_error():
     assert (await through(*whole))[-1] == whole[-1]
 
 
+async def test_streams_and_answers_of_messages_end_with_anthropics_errors():
+    open_body = {"type": "http.response.body", "body": b"event: ping\ndata: {}\n\n", "more_body": True}
+    sent = await through(START, open_body, path="/v1/messages")
+    name, data = sent[-1]["body"].decode().rstrip().split("\n")
+    assert name == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "overloaded_error"
+    sent = await through(path="/v1/messages/count_tokens")
+    assert json.loads(sent[1]["body"]) == {"type": "error", "error": {"type": "api_error", "message": "internal error"}}
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("secret")])
 async def test_no_answer_is_an_error_object(error):
     sent = await through(error=error)
