@@ -75,7 +75,7 @@ class Client:
     def command(self) -> list[str]:
         """What runs its abilities, in its environment or, without one, in ours."""
         if self.is_node:
-            for script in (HERE / "contract.mjs", self.directory / "abilities.mjs"):
+            for script in (HERE / "shared/contract.mjs", self.directory / "abilities.mjs"):
                 shutil.copy(script, self.environment)
             return ["node", str(self.environment / "abilities.mjs")]
         python = self.environment / "bin/python" if self.is_here() else Path(sys.executable)

@@ -43,7 +43,7 @@ def serving(model_directory: Path) -> Iterator[Served]:
     """Serves a model from a process of its own."""
     paths = [str(REPOSITORY), str(REPOSITORY / "tests/support"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "serve.py"), str(model_directory)]
+    command = [sys.executable, "-m", "tests.clients.serve", str(model_directory)]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -64,7 +64,7 @@ def run_client(client: Client, served: Served, log: Path, timeout_s: float = 600
         environment = {
             # Neither the checkout's packages nor what a developer has set for another server.
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI_"))},
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": str(HERE / "shared"),
             "PACELINE_URL": served.url,
             "PACELINE_GRPC": served.grpc,
             "PACELINE_MODEL": served.model,

@@ -1,6 +1,6 @@
 """Serves a model to clients over HTTP and gRPC, with reflection, in one process: a gateway over a local engine.
 
-    python tests/clients/serve.py MODEL_DIRECTORY
+    python -m tests.clients.serve MODEL_DIRECTORY
 
 Prints the addresses and the model's name as one line of JSON, and serves until its standard input ends.
 """

@@ -83,12 +83,14 @@ def report() -> None:
     PACELINE_REPORT. Exits with 1 if one failed."""
     wanted = sys.argv[1:]
     has_failed = False
+    loop = asyncio.new_event_loop()  # one for all: clients keep connections
+    asyncio.set_event_loop(loop)
     for name, function in _abilities:
         if wanted and name not in wanted:
             continue
         began, error = time.monotonic(), ""
         try:
-            asyncio.run(function()) if inspect.iscoroutinefunction(function) else function()
+            loop.run_until_complete(function()) if inspect.iscoroutinefunction(function) else function()
         except (Exception, SystemExit) as problem:
             traceback.print_exc()
             error = f"{type(problem).__name__}: {problem}"
