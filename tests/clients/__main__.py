@@ -1,6 +1,6 @@
 """Runs real clients against a served model, and prints what each of them can do.
 
-    python -m tests.clients UV_VERSION MODEL_DIRECTORY [--write docs/clients.md] [client ...]
+python -m tests.clients UV_VERSION MODEL_DIRECTORY [--write docs/clients.md] [client ...]
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ from contract import API, KEY, MODEL, WEATHER, ability, check_weather, report
 
 os.environ |= {"PACELINE_API_KEY": KEY, "PACELINE_BASE_URL": API, "INSPECT_LOG_LEVEL": "warning"}
 
-from inspect_ai import Task, eval  # noqa: E402 (it reads the environment)
-from inspect_ai.dataset import Sample  # noqa: E402
-from inspect_ai.log import EvalSample  # noqa: E402
-from inspect_ai.model import GenerateConfig, ResponseSchema, get_model  # noqa: E402
-from inspect_ai.scorer import includes  # noqa: E402
-from inspect_ai.solver import Solver, generate, multiple_choice, use_tools  # noqa: E402
-from inspect_ai.tool import Tool, tool  # noqa: E402
-from inspect_ai.util import json_schema  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalSample
+from inspect_ai.model import GenerateConfig, ResponseSchema, get_model
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Solver, generate, multiple_choice, use_tools
+from inspect_ai.tool import Tool, tool
+from inspect_ai.util import json_schema
+from pydantic import BaseModel
 
 ASKED = [Sample("What is the weather in Oslo?", target="rain")]
 

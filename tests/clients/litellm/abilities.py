@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import litellm
-from contract import API, HISTORY, KEY, MODEL, NAMED_TOOL, QUESTION, WEATHER, WEATHER_TOOL, ability, check_weather, report
+from contract import (
+    API,
+    HISTORY,
+    KEY,
+    MODEL,
+    NAMED_TOOL,
+    QUESTION,
+    WEATHER,
+    WEATHER_TOOL,
+    ability,
+    check_weather,
+    report,
+)
 
 SERVER = {"api_base": API, "api_key": KEY, "max_tokens": 64}
 NAMES = (f"hosted_vllm/{MODEL}", f"openai/{MODEL}")

@@ -24,7 +24,9 @@ class Chat(HttpUser):
 def load() -> None:
     Path("locustfile.py").write_text(FILE)
     command = [str(Path(sys.executable).with_name("locust")), "--headless", "--host", URL]
-    subprocess.run([*command, "--users", "2", "--run-time", "5s", "--exit-code-on-error", "1", "--only-summary"], check=True)
+    subprocess.run(
+        [*command, "--users", "2", "--run-time", "5s", "--exit-code-on-error", "1", "--only-summary"], check=True
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from contract import API, HISTORY, KEY, MODEL, NAMED_TOOL, QUESTION, WEATHER, WEATHER_TOOL, ability, check_weather, report
+from contract import (
+    API,
+    HISTORY,
+    KEY,
+    MODEL,
+    NAMED_TOOL,
+    QUESTION,
+    WEATHER,
+    WEATHER_TOOL,
+    ability,
+    check_weather,
+    report,
+)
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
@@ -21,7 +33,8 @@ class Weather(BaseModel):
 def plain() -> None:
     answer = client.chat.completions.create(model=MODEL, messages=QUESTION, max_tokens=16)
     assert answer.choices[0].message.content
-    assert answer.usage and answer.usage.completion_tokens <= 16
+    assert answer.usage
+    assert answer.usage.completion_tokens <= 16
 
 
 @ability("stream")

@@ -160,3 +160,12 @@ async def test_wrong_variables_of_the_template_are_refused_over_grpc(stub, kwarg
     request = pb.GenerateRequest(conversation=CONVERSATION, chat_template=pb.ChatTemplate(kwargs=kwargs))
     code, details = await refused(stub.Generate(request))
     assert (code, details.startswith("chat_template")) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_tools_that_count_tokens_learn_the_special_ones_and_the_template(service):
+    async with gateway_client(service, CONFIG) as client:
+        found = (await client.get("/tokenizer_info")).json()
+    assert found["eos_token"] == TOKENIZER.eos_token
+    assert found["bos_token"] == TOKENIZER.bos_token
+    assert found["chat_template"] == TOKENIZER.chat_template
+    assert found["tokenizer_class"] == type(TOKENIZER).__name__
