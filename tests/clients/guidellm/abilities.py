@@ -37,5 +37,10 @@ def text_completions() -> None:
     benchmark("kind=concurrent,streams=2", ",request_format=/v1/completions")
 
 
+@ability("responses")
+def responses() -> None:
+    benchmark("kind=synchronous", ",request_format=/v1/responses")
+
+
 if __name__ == "__main__":
     report()

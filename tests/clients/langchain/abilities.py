@@ -83,6 +83,14 @@ def json_mode() -> None:
     assert greedy.with_structured_output(Weather, method="json_mode").invoke(asked).city
 
 
+@ability("responses")
+def responses() -> None:
+    answering = ChatOpenAI(base_url=API, api_key=KEY, model=MODEL, use_responses_api=True, max_tokens=64)
+    assert answering.invoke(ASKED).text
+    assert answering.with_structured_output(Weather, method="json_schema").invoke(ASKED).city
+    assert "".join(chunk.text for chunk in answering.stream(ASKED))
+
+
 @ability("logprobs")
 def logprobs() -> None:
     answer = model.bind(logprobs=True, top_logprobs=2).invoke(ASKED)

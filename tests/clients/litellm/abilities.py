@@ -10,6 +10,7 @@ from contract import (
     MODEL,
     NAMED_TOOL,
     QUESTION,
+    URL,
     WEATHER,
     WEATHER_TOOL,
     ability,
@@ -74,6 +75,22 @@ def json_schema() -> None:
 def logprobs() -> None:
     answer = litellm.completion(NAMES[0], messages=QUESTION, logprobs=True, top_logprobs=2, **SERVER)
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+
+
+@ability("messages")
+def messages() -> None:
+    answer = litellm.completion(
+        f"anthropic/{MODEL}", messages=HISTORY, tools=[WEATHER_TOOL], api_base=URL, api_key=KEY, max_tokens=24
+    )
+    assert answer.choices[0].message.content or answer.choices[0].message.tool_calls
+
+
+@ability("responses")
+def responses() -> None:
+    answer = litellm.responses(
+        model=f"openai/{MODEL}", input="One two three", api_base=API, api_key=KEY, max_output_tokens=24
+    )
+    assert answer.output
 
 
 @ability("text completion")

@@ -48,6 +48,14 @@ await report({
     const answer = await chat({ response_format: { type: "json_schema", json_schema } });
     checkWeather(answer.choices[0].message.content);
   },
+  responses: async () => {
+    const answer = await client.responses.create({ model: MODEL, input: QUESTION[0].content, max_output_tokens: 24 });
+    check(answer.output_text, answer);
+    const function_tool = { type: "function", ...WEATHER_TOOL.function, strict: true };
+    const fields = { model: MODEL, input: QUESTION, tools: [function_tool], tool_choice: "required" };
+    const streamed = await client.responses.stream({ ...fields, parallel_tool_calls: false }).finalResponse();
+    checkWeather(streamed.output.at(-1).arguments);
+  },
   logprobs: async () => {
     const answer = await chat({ max_tokens: 4, logprobs: true, top_logprobs: 2 });
     check(answer.choices[0].logprobs.content[0].top_logprobs.length === 2, answer);

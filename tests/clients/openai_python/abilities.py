@@ -113,6 +113,27 @@ def guided_choice() -> None:
     assert answer.choices[0].message.content in ("sun", "rain")
 
 
+@ability("responses")
+def responses() -> None:
+    answer = client.responses.create(model=MODEL, input="What is the weather in Oslo?", max_output_tokens=24)
+    assert answer.output_text
+    parsed = client.responses.parse(model=MODEL, input=QUESTION, text_format=Weather)
+    assert parsed.output_parsed.city
+    with client.responses.stream(
+        model=MODEL,
+        input=QUESTION,
+        tools=[{"type": "function", **WEATHER_TOOL["function"], "strict": True}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+    ) as events:
+        assert "response.function_call_arguments.delta" in {event.type for event in events}
+        call = events.get_final_response().output[-1]
+    check_weather(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "4 degrees"}
+    again = client.responses.create(model=MODEL, input=[*QUESTION, call, result], max_output_tokens=24)
+    assert again.output_text
+
+
 @ability("models")
 def models() -> None:
     assert [model.id for model in client.models.list()] == [MODEL]

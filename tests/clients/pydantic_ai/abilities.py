@@ -8,7 +8,7 @@ from contract import API, KEY, MODEL, ability, report
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.messages import ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart, UserPromptPart
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=API, api_key=KEY))
@@ -65,6 +65,13 @@ async def tools_auto() -> None:
 @ability("JSON schema")
 async def native_output() -> None:
     assert (await Agent(model, output_type=NativeOutput(Weather)).run(ASKED)).output.city
+
+
+@ability("responses")
+async def responses() -> None:
+    answering = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(base_url=API, api_key=KEY))
+    for output in (ToolOutput(Weather), NativeOutput(Weather)):
+        assert (await Agent(answering, output_type=output).run(ASKED)).output.city
 
 
 @ability("prompted output")

@@ -1,4 +1,6 @@
 // Vercel's AI SDK, with its provider for servers of OpenAI's API.
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, isStepCount, streamText, tool } from "ai";
 import { z } from "zod";
@@ -34,10 +36,10 @@ await report({
     const answer = await generateText({
       ...asked,
       tools: { get_weather: tool({ ...described, execute }) },
-      prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "auto" }),
+      prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: "tool", toolName: "get_weather" } : "auto" }),
       stopWhen: isStepCount(2),
     });
-    check(called >= 1 && answer.steps.length === 2, answer.steps);
+    check(called === 1 && answer.steps.length === 2, answer.steps);
   },
   "tools streamed": async () => {
     const answer = streamText({ ...asked, tools: { get_weather: tool(described) }, toolChoice: "required" });
@@ -45,6 +47,20 @@ await report({
   },
   "JSON schema": async () => {
     checkWeather((await generateText({ ...asked, output })).output);
+  },
+  responses: async () => {
+    const responding = { ...asked, model: createOpenAI({ baseURL: API, apiKey: KEY }).responses(MODEL) };
+    check((await generateText(responding)).text, "no text");
+    checkWeather((await generateText({ ...responding, output })).output);
+    let text = "";
+    for await (const piece of streamText(responding).textStream) text += piece;
+    check(text, text);
+  },
+  messages: async () => {
+    const messaging = { ...asked, model: createAnthropic({ baseURL: API, apiKey: KEY })(MODEL) };
+    check((await generateText(messaging)).text, "no text");
+    const called = { ...messaging, tools: { get_weather: tool(described) }, toolChoice: "required" };
+    checkWeather((await generateText(called)).toolCalls[0].input);
   },
   "objects streamed": async () => {
     const answer = streamText({ ...asked, output });

@@ -42,14 +42,17 @@ def echo_gateway(
     eos_token_ids: tuple[int, ...] = (),
     router: EchoRouter | None = None,
     chat_template: str | None = None,
+    max_requests: int | None = None,
     **options: Any,
 ) -> Iterator[tuple[str, str, EchoRouter]]:
     """Serves a model of this name from another thread: "host:port" of HTTP and of gRPC, and the router. options: of
-    `GenerationService`. chat_template: None: the toy tokenizer's own."""
+    `GenerationService`. chat_template: None: the toy tokenizer's own. max_requests: what clients are told."""
     router, config, tokenizer = router or EchoRouter(), GatewayConfig(), toy_tokenizer()
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    model = ServedModel(name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids)
+    model = ServedModel(
+        name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids, max_requests=max_requests
+    )
     service = GenerationService(router, tokenizer, model, config, **options)
     with served(service, config) as addresses:
         yield *addresses, router

@@ -19,7 +19,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 END, START = TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|start|>"])
-MODEL = ServedModel("toy", 256, len(TOKENIZER), (END,), created=1, drafters=("suffix",))
+MODEL = ServedModel("toy", 256, len(TOKENIZER), (END,), created=1, drafters=("suffix",), max_requests=80)
 CONFIG = GatewayConfig(max_body_bytes=20_000, max_new_tokens=99)
 FOX = "the quick brown fox"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -106,7 +106,8 @@ async def test_what_is_wrong_is_named(client, path, fields, status, param):
 async def test_a_model_has_limits_and_abilities(client, stub):
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert model == (await client.get("/v1/models/toy")).json()
-    assert (model["max_model_len"], model["max_new_tokens"], model["drafters"]) == (256, 99, ["suffix"])
+    assert (model["max_model_len"], model["max_new_tokens"], model["max_requests"]) == (256, 99, 80)
+    assert model["drafters"] == ["suffix"]
     assert {"completion", "chat", "structured_outputs"} <= set(model["capabilities"])
     (found,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields} == {
