@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from tests.clients.environments import REPOSITORY, all_clients
-from tests.clients.running import Result, run_client, serving
+from tests.clients.running import Result, run_client
+from tests.clients.serve import serving
 from tests.clients.table import table_of, with_table
 
 

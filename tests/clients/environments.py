@@ -6,13 +6,13 @@ A client is a directory with `requirements.txt` and `abilities.py`, or `package.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +53,8 @@ class Client:
 
     def is_in_ours(self) -> bool:
         """Whether this Python has its packages in any version, so that it needs no environment."""
-        return not self.is_node and all(importlib.util.find_spec(name.replace("-", "_")) for name in self.pins())
+        installed = {found.name.lower() for found in distributions()}
+        return not self.is_node and self.pins().keys() <= installed
 
     def make(self, uv_version: str) -> None:
         """Raises CalledProcessError where a package cannot be had."""
@@ -72,14 +73,13 @@ class Client:
             subprocess.run([*install, "-r", self.requirements], env=_without_bytecode(), check=True)
         (self.environment / "requirements.sha256").write_text(self._digest())
 
-    def command(self) -> list[str]:
-        """What runs its abilities, in its environment or, without one, in ours."""
+    def command(self, python: str | None = None) -> list[str]:
+        """What runs its abilities. python: in place of that of its environment."""
         if self.is_node:
             for script in (HERE / "shared/contract.mjs", self.directory / "abilities.mjs"):
                 shutil.copy(script, self.environment)
             return ["node", str(self.environment / "abilities.mjs")]
-        python = self.environment / "bin/python" if self.is_here() else Path(sys.executable)
-        return [str(python), str(self.directory / "abilities.py")]
+        return [python or str(self.environment / "bin/python"), str(self.directory / "abilities.py")]
 
     def _digest(self) -> str:
         return hashlib.sha256(self.requirements.read_bytes()).hexdigest()

@@ -1,27 +1,17 @@
-"""A served model, and a client that tries its abilities on it."""
+"""A client that tries its abilities on a served model."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.clients.environments import HERE, REPOSITORY, Client
-
-
-@dataclass(frozen=True)
-class Served:
-    url: str  # http://host:port
-    grpc: str  # host:port
-    model: str
-    directory: str
+from tests.clients.environments import HERE, Client
+from tests.clients.serve import Served
 
 
 @dataclass(frozen=True)
@@ -38,25 +28,10 @@ class Result:
         return not self.errors or any(self.errors.values())
 
 
-@contextmanager
-def serving(model_directory: Path) -> Iterator[Served]:
-    """Serves a model from a process of its own."""
-    paths = [str(REPOSITORY), str(REPOSITORY / "tests/support"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.clients.serve", str(model_directory)]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield Served(**json.loads(process.stdout.readline()))
-        finally:
-            process.stdin.close()
-
-
-def run_client(client: Client, served: Served, log: Path, timeout_s: float = 600.0) -> Result:
-    """log: where its output goes."""
+def run_client(
+    client: Client, served: Served, log: Path, timeout_s: float = 600.0, python: str | None = None
+) -> Result:
+    """log: where its output goes. python: of another environment than its own."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="paceline-client-") as scratch:
         lines = Path(scratch) / "report.jsonl"
@@ -78,7 +53,7 @@ def run_client(client: Client, served: Served, log: Path, timeout_s: float = 600
         with log.open("w") as output:
             try:
                 done = subprocess.run(
-                    client.command(), env=environment, cwd=scratch, stdin=subprocess.DEVNULL, stdout=output,
+                    client.command(python), env=environment, cwd=scratch, stdin=subprocess.DEVNULL, stdout=output,
                     stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
                 )  # fmt: skip
                 error = f"exit status {done.returncode}" if done.returncode else ""

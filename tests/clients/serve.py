@@ -1,4 +1,4 @@
-"""Serves a model to clients over HTTP and gRPC, with reflection, in one process: a gateway over a local engine.
+"""Serves a model to clients over HTTP and gRPC, with reflection, in this process: a gateway over a local engine.
 
     python -m tests.clients.serve MODEL_DIRECTORY
 
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cluster.config import GatewayConfig
@@ -16,13 +19,26 @@ from paceline_testing.echo_gateway import served
 from paceline_testing.engine_router import engine_service
 
 
-def main() -> None:
-    directory = Path(sys.argv[1])
+@dataclass(frozen=True)
+class Served:
+    url: str  # http://host:port
+    grpc: str  # host:port
+    model: str
+    directory: str
+
+
+@contextmanager
+def serving(model_directory: Path) -> Iterator[Served]:
+    """Serves from another thread."""
     config = GatewayConfig()
-    service = engine_service(directory, config, kv_cache_tokens=16_384, batch_size=2)
+    service = engine_service(model_directory, config, kv_cache_tokens=16_384, batch_size=2)
     with served(service, config) as (http, grpc):
-        told = {"url": f"http://{http}", "grpc": grpc, "model": service.model.name, "directory": str(directory)}
-        print(json.dumps(told), flush=True)
+        yield Served(f"http://{http}", grpc, service.model.name, str(model_directory))
+
+
+def main() -> None:
+    with serving(Path(sys.argv[1])) as served:
+        print(json.dumps(asdict(served)), flush=True)
         sys.stdin.read()
 
 

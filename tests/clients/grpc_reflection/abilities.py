@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import grpc
-from contract import GRPC, MODEL, ability, report
+from contract import GRPC, MODEL, QUESTION, WEATHER, ability, check_weather, report
 from google.protobuf import descriptor_pool, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -29,6 +31,31 @@ def plain() -> None:
     call = _channel.unary_unary(f"/{SERVICE}/Generate", request.SerializeToString, answer.FromString)
     found = call(request(model=MODEL, prompt="One two three", max_tokens=8), timeout=60)
     assert found.text
+
+
+def _generate(**fields: object) -> object:
+    request, answer = _types("Generate")
+    call = _channel.unary_unary(f"/{SERVICE}/Generate", request.SerializeToString, answer.FromString)
+    return call(request(model=MODEL, conversation={"messages": QUESTION}, **fields), timeout=60)
+
+
+@ability("tools forced")
+def tools_forced() -> None:
+    tool = {"name": "get_weather", "parameters": json.dumps(WEATHER)}
+    (call,) = _generate(tools=[tool], tool_choice={"function": "get_weather"}).tool_calls
+    check_weather(call.arguments)
+
+
+@ability("JSON schema")
+def json_schema() -> None:
+    check_weather(_generate(structured_outputs={"json": json.dumps(WEATHER)}).text)
+
+
+@ability("logprobs")
+def logprobs() -> None:
+    found = _generate(max_tokens=4, logprobs=2)
+    assert len(found.logprobs) == found.usage.completion_tokens
+    assert len(found.logprobs[0].top) == 2
 
 
 @ability("stream")
