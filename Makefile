@@ -29,7 +29,7 @@ PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test test-slow test-browser lint format proto lock image-lock k8s sbom scan clean
+.PHONY: help setup serve check test test-slow test-browser test-clients lint format proto lock image-lock k8s sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ test-browser: setup  ## tests of the page in headless Chromium, which Debian's p
 		{ echo "no chromium found; install it: apt-get install chromium" >&2; exit 2; }
 	$(INSTALL) --group browser
 	$(BIN)/python -m pytest tests/browser
+
+test-clients: setup  ## real clients and load tools against the demo model, each in an environment of its own
+	$(BIN)/python -m tests.clients $(UV_VERSION) $(dir $(MODEL)) --write docs/clients.md
 
 lint: $(STAMP)  ## format check, ruff, mypy, import contracts
 	$(BIN)/ruff format --check .

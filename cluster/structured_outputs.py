@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from actors.errors import InvalidRequest, Size
+from cluster.closed_objects import with_closed_objects
 from cluster.validation import StrictFields, counted
 
 if TYPE_CHECKING:
@@ -86,10 +87,11 @@ class StructuredOutputs(StrictFields):
         if self.grammar is not None:
             return _lark_text(self.grammar, field)
         schema: dict[str, Any] | str = {"type": "object"} if self.json_schema is None else self.json_schema
-        return LLMatcher.grammar_from_json_schema(_schema_text(schema, field), defaults=self._style)
+        closed = with_closed_objects(_parsed_schema(schema, field))
+        return LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=self._style)
 
 
-def _schema_text(schema: dict[str, Any] | str, field: str) -> str:
+def _parsed_schema(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     if len(text) > MAX_GRAMMAR_CHARS:
         raise InvalidRequest(field, counted(len(text), "character"), f"it must have at most {MAX_GRAMMAR_CHARS}")
@@ -99,7 +101,7 @@ def _schema_text(schema: dict[str, Any] | str, field: str) -> str:
         raise InvalidRequest(field, counted(len(text), "character"), f"it is not valid JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise InvalidRequest(field, counted(len(text), "character"), "a JSON schema must be an object")
-    return text
+    return parsed
 
 
 def _lark_text(grammar: str, field: str) -> str:

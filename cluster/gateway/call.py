@@ -76,6 +76,7 @@ class ServedModel:
     drafters: tuple[str, ...] = ()  # drafters that run, without auto and none
     acceptance: Acceptance = "coupled"
     tool_parser: str = "auto"  # how its chat template writes calls; auto: as the template shows
+    max_requests: int | None = None  # that a router takes at a time, running and waiting; None: not known
     max_side_len: int | None = None  # encoder-decoder models: tokens of prompt or answer alone
 
 

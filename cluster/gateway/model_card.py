@@ -25,6 +25,7 @@ class ModelCard:
             "owned_by": "paceline",
             "max_model_len": self.model.max_model_len,
             "max_new_tokens": self.max_new_tokens,
+            "max_requests": self.model.max_requests,
             "capabilities": list(self.capabilities),
             "drafters": list(self.model.drafters),
         }

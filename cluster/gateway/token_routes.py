@@ -1,4 +1,4 @@
-"""The HTTP routes /tokenize and /detokenize."""
+"""The HTTP routes /tokenize, /detokenize and /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ def add_token_routes(app: FastAPI, service: GenerationService, config: GatewayCo
             body = parse_fields(DetokenizeBody, await fields_of(request), config.unknown_fields)
             text = await detokenize(service, body)
         return _json({"prompt": text})
+
+    @app.get("/tokenizer_info", tags=["tokens"])
+    async def get_tokenizer_info() -> Response:
+        """What clients need that count the model's tokens themselves."""
+        return _json(service.codec.tokenizer_info())
 
 
 def _json(content: dict[str, Any]) -> Response:

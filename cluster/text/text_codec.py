@@ -72,6 +72,12 @@ class TextCodec:
     def has_chat_template(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
+    def tokenizer_info(self) -> dict[str, str | None]:
+        """Class, special tokens and chat template; None: the tokenizer has none."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        found = {name: getattr(self._tokenizer, name, None) for name in names}
+        return {"tokenizer_class": type(self._tokenizer).__name__, **found}
+
     async def encode_prompt(
         self,
         prompt: Prompt,

@@ -122,8 +122,12 @@ class ServeOptions:
     num_prompts: Annotated[int, typer.Option(min=1, help="Requests; with --speculation both, of either kind.")] = 100
     request_rate: Annotated[float, typer.Option(help="Requests a second, Poisson; inf sends all at once.")] = math.inf
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests under way at a time; by default no limit.")
+        int | None,
+        typer.Option(min=1, help="Requests under way at a time; by default as many as the server says it takes."),
     ] = None
+    max_retries: Annotated[
+        int, typer.Option(min=0, help="How often a request refused with 429 is sent again, after its Retry-After.")
+    ] = 5
     max_tokens: Annotated[int, typer.Option(min=1)] = 128
     speculation: Annotated[
         Literal["on", "off", "both"], typer.Option(help="both: blocks with and without take turns.")

@@ -23,7 +23,7 @@ from cluster.cli.api_key import bearer_headers
 from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks, user_says
 from cluster.cli.bench.serve_metrics import Summary, format_summary, summarise
-from cluster.cli.bench.stream_client import RequestRecord, send_request, served_model
+from cluster.cli.bench.stream_client import RequestRecord, ServerCard, send_request, server_card
 
 _RATIO_NAMES = {
     "output_throughput_ratio": "Output token throughput, speculation on / off:",
@@ -39,6 +39,7 @@ class ServeReport:
     records: dict[str, list[RequestRecord]]
     summaries: dict[str, Summary]
     num_repeated: int  # requests whose prompt had been sent before
+    max_concurrency: int | None  # None: no limit
 
     def ratios(self) -> dict[str, float | None]:
         """Speculation on against off, None where there is nothing to divide by; empty unless both were measured."""
@@ -53,20 +54,21 @@ class ServeReport:
         text = ""
         for mode, summary in self.summaries.items():
             title = "Serving Benchmark Result" + (f", speculation {mode}" if len(self.summaries) > 1 else "")
-            text += format_summary(summary, title, options.max_concurrency, options.request_rate)
+            text += format_summary(summary, title, self.max_concurrency, options.request_rate)
         for name, ratio in self.ratios().items():
             text += f"{_RATIO_NAMES[name]:<50} {'-' if ratio is None else format(ratio, '.2f')}\n"
         return text
 
     def as_json(self, options: ServeOptions) -> dict[str, Any]:
         """The keys of `vllm bench serve`; with two modes, those of each under "on" and "off"."""
-        settings = ("num_prompts", "max_concurrency", "max_tokens", "temperature", "seed", "ignore_eos", "speculation")
+        settings = ("num_prompts", "max_tokens", "temperature", "seed", "ignore_eos", "speculation")
         data: dict[str, Any] = {
             "backend": "paceline",
             "model_id": self.model,
             "num_repeated_prompts": self.num_repeated,
             "request_rate": "inf" if math.isinf(options.request_rate) else options.request_rate,
             "burstiness": 1.0,
+            "max_concurrency": self.max_concurrency,
             **{name: getattr(options, name) for name in settings},
         }
         if len(self.summaries) == 1:
@@ -90,28 +92,44 @@ async def _measure(prompts: Sequence[BenchPrompt], options: ServeOptions, progre
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     headers = bearer_headers(options.api_key)
     async with httpx.AsyncClient(base_url=options.url, timeout=timeout, limits=limits, headers=headers) as client:
-        model = options.model or await served_model(client)
+        card = await _card(client, options)
+        model, max_concurrency = card.model, options.max_concurrency or card.max_requests
         for mode in modes * options.num_warmups:
-            first = await send_request(client, _warm_up_prompt(prompts), _fields(options, model, mode, 0), epoch=0.0)
+            fields = _fields(options, model, mode, 0)
+            first = await send_request(client, _warm_up_prompt(prompts), fields, 0.0, options.max_retries)
             if first.error:
                 raise Unavailable(f"{options.url}: the first request failed: {first.error}")
         epoch, done = time.perf_counter(), 0
+        progress("requests", done, len(modes) * options.num_prompts)
         for mode, start, stop in take_turns(modes, options.num_prompts, options.block_size):
 
             async def send(index: int, mode: str = mode, start: int = start) -> RequestRecord:
                 nonlocal done
                 prompt = hands[modes.index(mode)][start + index]
-                record = await send_request(client, prompt, _fields(options, model, mode, start + index), epoch)
+                record = await send_request(
+                    client, prompt, _fields(options, model, mode, start + index), epoch, options.max_retries
+                )
                 done += 1
                 progress("requests", done, len(modes) * options.num_prompts)
                 return record
 
             began = time.perf_counter()
             offsets = arrival_times(stop - start, options.request_rate, generator)
-            records[mode] += await _send_all(offsets, send, options.max_concurrency)
+            records[mode] += await _send_all(offsets, send, max_concurrency)
             seconds[mode] += time.perf_counter() - began
     summaries = {mode: summarise(records[mode], seconds[mode], options.objectives()) for mode in modes}
-    return ServeReport(model, records, summaries, num_repeated)
+    return ServeReport(model, records, summaries, num_repeated, max_concurrency)
+
+
+async def _card(client: httpx.AsyncClient, options: ServeOptions) -> ServerCard:
+    """Raises Unavailable, unless the model is given: not every server lists its models."""
+    try:
+        card = await server_card(client)
+    except Unavailable:
+        if options.model is None:
+            raise
+        return ServerCard(options.model, None)
+    return ServerCard(options.model or card.model, card.max_requests)
 
 
 def _warm_up_prompt(prompts: Sequence[BenchPrompt]) -> BenchPrompt:

@@ -3,7 +3,8 @@
 TTFT: from sending a request to the first chunk with text. TPOT: (last chunk - first) / (tokens - 1), for answers of two
 tokens or more. ITL: the time between one chunk with text and the next; a chunk holds all tokens of a round, so with
 speculation ITL is the time of a round and not of a token. E2EL: from sending to the last chunk. Requests that failed
-count in `failed` only. With a limit on concurrency, waiting for a free place comes before sending and is not counted.
+count in `failed` only. With a limit on concurrency, waiting for a free place comes before sending and is not counted;
+waiting after a 429 is, for times count from the first sending.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _WIDTH = 50
 _LINES = {
     "Successful requests:": "completed",
     "Failed requests:": "failed",
+    "Retries after 429:": "retries",
     "Maximum request concurrency:": "max_concurrency",
     "Request rate configured (RPS):": "request_rate",
     "Benchmark duration (s):": "duration",
@@ -70,6 +72,7 @@ def summarise(
         "duration": duration,
         "completed": len(good),
         "failed": len(records) - len(good),
+        "retries": sum(record.retries for record in records),
         "total_input_tokens": prompt_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": rate(len(good)),
@@ -108,6 +111,7 @@ def peak_concurrency(records: Sequence[RequestRecord]) -> int:
 def format_summary(summary: Summary, title: str, max_concurrency: int | None, request_rate: float) -> str:
     """The block that `vllm bench serve` prints."""
     settings = {"max_concurrency": max_concurrency, "request_rate": None if math.isinf(request_rate) else request_rate}
+    settings["retries"] = summary["retries"] or None
     lines = [f" {title} ".center(_WIDTH, "="), *_shown(_LINES, summary | settings)]
     for metric, heading in _METRICS.items():
         figures = {

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.closed_objects import with_closed_objects
 from cluster.structured_outputs import ONE_LINE
 from cluster.text.tools.format import SpecialTokenId
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
@@ -90,7 +91,7 @@ def either(bodies: Sequence[str]) -> str:
 def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
     """Any JSON that follows a schema. Without `strict`, keywords that no grammar can follow are ignored."""
     options = {**ONE_LINE, "lenient": not strict}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+    return f"%json {json.dumps({**with_closed_objects(schema), 'x-guidance': options})}"
 
 
 def arguments_rule(lark: Lark, tool: Tool, index: int) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 import grpc
 import httpx
 import uvicorn
+from grpc_reflection.v1alpha import reflection
 
 from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
+from cluster.gateway.paceline.v1.inference_pb2 import DESCRIPTOR
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_router import EchoRouter
@@ -40,14 +42,17 @@ def echo_gateway(
     eos_token_ids: tuple[int, ...] = (),
     router: EchoRouter | None = None,
     chat_template: str | None = None,
+    max_requests: int | None = None,
     **options: Any,
 ) -> Iterator[tuple[str, str, EchoRouter]]:
     """Serves a model of this name from another thread: "host:port" of HTTP and of gRPC, and the router. options: of
-    `GenerationService`. chat_template: None: the toy tokenizer's own."""
+    `GenerationService`. chat_template: None: the toy tokenizer's own. max_requests: what clients are told."""
     router, config, tokenizer = router or EchoRouter(), GatewayConfig(), toy_tokenizer()
     if chat_template is not None:
         tokenizer.chat_template = chat_template
-    model = ServedModel(name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids)
+    model = ServedModel(
+        name, max_model_len=512, vocab_size=len(tokenizer), eos_token_ids=eos_token_ids, max_requests=max_requests
+    )
     service = GenerationService(router, tokenizer, model, config, **options)
     with served(service, config) as addresses:
         yield *addresses, router
@@ -68,6 +73,8 @@ def served(service: GenerationService, config: GatewayConfig) -> Iterator[tuple[
         addresses.append(f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
         grpc_server = grpc.aio.server()
         add_InferenceServicer_to_server(InferenceServicer(service, config), grpc_server)
+        names = [service.full_name for service in DESCRIPTOR.services_by_name.values()]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], grpc_server)
         addresses.append(f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}")
         await grpc_server.start()
         loops.append(asyncio.get_running_loop())

@@ -355,20 +355,22 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("id", "created", "max_model_len", "max_new_tokens", "capabilities", "drafters")
+    __slots__ = ("id", "created", "max_model_len", "max_new_tokens", "capabilities", "drafters", "max_requests")
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     id: str
     created: int
     max_model_len: int
     max_new_tokens: int
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     drafters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., drafters: _Optional[_Iterable[str]] = ...) -> None: ...
+    max_requests: int
+    def __init__(self, id: _Optional[str] = ..., created: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., drafters: _Optional[_Iterable[str]] = ..., max_requests: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "prompt", "conversation", "add_special_tokens", "return_token_strs", "chat_template", "tools")

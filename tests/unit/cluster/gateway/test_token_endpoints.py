@@ -19,7 +19,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 END, START = TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|start|>"])
-MODEL = ServedModel("toy", 256, len(TOKENIZER), (END,), created=1, drafters=("suffix",))
+MODEL = ServedModel("toy", 256, len(TOKENIZER), (END,), created=1, drafters=("suffix",), max_requests=80)
 CONFIG = GatewayConfig(max_body_bytes=20_000, max_new_tokens=99)
 FOX = "the quick brown fox"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -106,7 +106,8 @@ async def test_what_is_wrong_is_named(client, path, fields, status, param):
 async def test_a_model_has_limits_and_abilities(client, stub):
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert model == (await client.get("/v1/models/toy")).json()
-    assert (model["max_model_len"], model["max_new_tokens"], model["drafters"]) == (256, 99, ["suffix"])
+    assert (model["max_model_len"], model["max_new_tokens"], model["max_requests"]) == (256, 99, 80)
+    assert model["drafters"] == ["suffix"]
     assert {"completion", "chat", "structured_outputs"} <= set(model["capabilities"])
     (found,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields} == {
@@ -160,3 +161,12 @@ async def test_wrong_variables_of_the_template_are_refused_over_grpc(stub, kwarg
     request = pb.GenerateRequest(conversation=CONVERSATION, chat_template=pb.ChatTemplate(kwargs=kwargs))
     code, details = await refused(stub.Generate(request))
     assert (code, details.startswith("chat_template")) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_tools_that_count_tokens_learn_the_special_ones_and_the_template(service):
+    async with gateway_client(service, CONFIG) as client:
+        found = (await client.get("/tokenizer_info")).json()
+    assert found["eos_token"] == TOKENIZER.eos_token
+    assert found["bos_token"] == TOKENIZER.bos_token
+    assert found["chat_template"] == TOKENIZER.chat_template
+    assert found["tokenizer_class"] == type(TOKENIZER).__name__

@@ -242,6 +242,20 @@ def test_no_more_requests_than_allowed_are_under_way(server):
     assert free.summaries["on"]["max_concurrent_requests"] > 3
 
 
+def test_no_more_requests_are_under_way_than_the_server_says_it_takes():
+    told = []
+    with echo_gateway("toy", (EOS,), max_requests=2) as (address, _, router):
+        router.delay_s = 0.02
+        options = {"url": f"http://{address}", "num_prompts": 6, "max_tokens": 3}
+        report = run_serve(IDS, ServeOptions(**options), lambda *progress: told.append(progress))
+        assert report.summaries["on"]["max_concurrent_requests"] <= 2
+        assert report.as_json(ServeOptions(**options))["max_concurrency"] == 2
+        assert "Maximum request concurrency:             2\n" in report.as_text(ServeOptions(**options))
+        chosen = run_serve(IDS, ServeOptions(**options, max_concurrency=5, model="toy"))
+        assert chosen.summaries["on"]["max_concurrent_requests"] > 2
+    assert told == [("requests", done, 6) for done in range(7)]
+
+
 def test_requests_arrive_at_their_times_whether_or_not_others_are_done(server):
     server.router.delay_s = 0.3
     report = run_serve(IDS, ServeOptions(url=server.url, num_prompts=10, max_tokens=3, request_rate=40.0, seed=2))
@@ -266,6 +280,7 @@ def test_failures_are_counted_and_said_and_keep_out_of_the_figures(server):
 def test_a_full_server_is_an_error_of_the_request_and_of_the_command(server, run, refuse, prompts_file):
     server.router.max_running = 0
     options = ["bench", "serve", "--url", server.url, "--prompts", prompts_file, "--num-prompts", 2]
+    options += ["--max-retries", 0]
     status, out, _ = run(*options, "--num-warmups", 0)
     assert status == 1
     assert "Failed requests:                         2" in out
@@ -286,6 +301,33 @@ async def broken_app(scope, receive, send):
     stream = json.loads((await receive())["body"])["model"]
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": stream.encode()})
+
+
+class FullApp:
+    """Refuses its first requests, and answers the others."""
+
+    def __init__(self, refusals):
+        self.refusals = refusals
+
+    async def __call__(self, scope, receive, send):
+        status = 429 if self.refusals else 200
+        body = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}], "usage": {"prompt_tokens": 1, '
+        body += b'"completion_tokens": 1}}\n\ndata: [DONE]\n\n'
+        headers = [(b"retry-after", self.refusals.pop())] if self.refusals else []
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body if status == 200 else b'{"error": {"message": "full"}}'})
+
+
+@pytest.mark.parametrize(("refusals", "error"), [(2, ""), (3, "HTTP 429: full")])
+async def test_a_refused_request_is_sent_again_when_the_server_says(refusals, error):
+    app = FullApp([b"0", b"0.05", b"0.05"][:refusals])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://full") as client:
+        record = await send_request(client, IDS[0], {}, time.perf_counter(), max_retries=2)
+    assert (record.error, record.retries) == (error, 2)
+    if not error:
+        assert record.ttft > 0.05  # it counts from the first sending
+        text = format_summary(summarise([record], 1.0), "", None, math.inf)
+        assert "Retries after 429:                       2\n" in text
 
 
 async def read(stream):
