@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from actors.logs import ObservabilityConfig
 from actors.options import DraftPoolOptions, TargetGroupOptions
@@ -19,7 +19,6 @@ from cache_service.options import Options
 from cache_service.promotion.promotion_policy import PromotionPolicy
 from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError
-from cluster.text.tools.detect import NAMES as TOOL_FORMATS
 from cluster.validation import describe
 
 MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
@@ -36,13 +35,6 @@ class TargetConfig(TargetGroupOptions):
     """What clients call it; null: the model's own name."""
     tool_parser: str = "auto"
     """How the model writes calls of tools. auto: as its chat template shows."""
-
-    @field_validator("tool_parser")
-    @classmethod
-    def _known_parser(cls, name: str) -> str:
-        if name != "auto" and name not in TOOL_FORMATS:
-            raise ValueError(f"tool_parser is {name!r}; it must be auto or one of {', '.join(TOOL_FORMATS)}")
-        return name
 
 
 class DraftConfig(DraftPoolOptions):

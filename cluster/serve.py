@@ -51,6 +51,7 @@ from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.router.prefill_budget import round_limits
 from cluster.tenants.access import TenantAccess, tenant_access
+from cluster.text.tools.detect import format_of
 
 APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
@@ -112,6 +113,10 @@ def plan_cluster(
     Raises ModelError, InvalidRequest or ConfigError, before anything is started.
     """
     access, _ = tenant_access(config, home)
+    try:
+        format_of("", config.target.tool_parser)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     head = config.target.eagle_head
     drafters = expand_drafters(
         config.speculation.drafters,
