@@ -33,16 +33,17 @@ class HostRounds:
     def begin_scoring(
         self, round: PlannedRound, draws: Draws | None, scored: Sequences[ScoredPrompt]
     ) -> tuple[Emitted | None, torch.Tensor]:
-        """As `begin`, with the logits of all scored rows, [n, vocab]. Needs a decoder alone."""
-        assert isinstance(self._runner, ModelRunner)
+        """As `begin`, with the logits of all scored rows, [n, vocab]."""
+        assert isinstance(self._runner, ModelRunner)  # else nothing is scored
         batch = round.pack()
         wanted = wanted_rows(round.items, batch.first_rows)
         rows = np.concatenate([part.rows for part in scored])
         every = np.union1d(wanted, rows)
         logits = self._runner.forward(batch, every)
         own = logits[torch.from_numpy(every.searchsorted(rows)).to(logits.device)]
-        drawn = logits[torch.from_numpy(every.searchsorted(wanted)).to(logits.device)]
-        return None if draws is None else _emit(drawn, round, draws), own
+        if draws is None:
+            return None, own
+        return _emit(logits[torch.from_numpy(every.searchsorted(wanted)).to(logits.device)], round, draws), own
 
     def read(self, begun: Emitted | None) -> Emitted | None:
         """The outcome of a round that has begun; here it is known at once."""

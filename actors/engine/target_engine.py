@@ -169,7 +169,7 @@ class TargetEngine:
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
             masks = _masks_of(round, begun, self.vocab_size)
             draws = Draws(num_successors, bool(begun.rejecting), masks, keeps_raw=wants_logprobs(round))
-        scored = scored_prompts(round)
+        scored = scored_prompts(round) if isinstance(self._runner, ModelRunner) else []
         if scored:
             begun.is_scoring = True
             begun.computing, logits = self._scoring_rounds.begin_scoring(round, draws, scored)

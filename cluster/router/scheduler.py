@@ -15,6 +15,7 @@ from cluster.router.round import RoundEntry
 from cluster.router.sequence import Sequence
 
 _PRESSURE_ROUNDS = 64  # rounds with careful admission after the target ran out of blocks
+_MOST_SCORED_ROWS = 256  # of prompts, in a round
 _LONGEST_RETRY_S = 60.0
 _SHORTEST_RETRY_S = 1.0
 
@@ -41,10 +42,20 @@ def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
 
 
 def plan_entries(sequences: SequenceOf[Sequence], max_prefill_rows: int) -> list[RoundEntry]:
-    """Every decoding sequence, and as much of the prompts as fits into max_prefill_rows."""
+    """Every decoding sequence, and as much of the prompts as fits into max_prefill_rows. Every row of a scored prompt
+    has logits, which take memory: there are few of them in a round."""
     prompts = [sequence for sequence in sequences if sequence.num_uncomputed > 1]
-    shares = share_prompt_rows([sequence.num_computable for sequence in prompts], max_prefill_rows)
-    rows_of = dict(zip((sequence.seq_id for sequence in prompts), shares, strict=True))
+    scored_rows = min(_MOST_SCORED_ROWS, max_prefill_rows)
+    wanted = []
+    for sequence in prompts:
+        rows = sequence.num_uncomputed
+        if sequence.begin.num_prompt_logprobs >= 0:
+            rows = min(rows, scored_rows)
+            scored_rows -= rows
+        wanted.append(rows)
+    rows_of = dict(
+        zip((sequence.seq_id for sequence in prompts), share_prompt_rows(wanted, max_prefill_rows), strict=True)
+    )
     return [
         RoundEntry(
             sequence,

@@ -14,7 +14,6 @@ from actors.messages import GenerationRequest, RequestTimes, SequenceStart, Spec
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_sources import AllowedSources
 
-_MOST_SCORED_ROWS = 256  # of a prompt in a round
 _FIRST_ROOM = 256  # output tokens that fit before the buffer grows
 
 
@@ -142,15 +141,14 @@ class Sequence:
         self.progress = RequestProgress(now, times=RequestTimes(rounds=[]) if request.timed_rounds >= 0 else None)
 
     @property
-    def num_uncomputed(self) -> int:
-        return self.num_tokens - self.target.num_computed
+    def draft_begin(self) -> SequenceStart:
+        """For draft workers: what they learn belongs to the sequence's namespace, and nobody asks them for
+        log-probabilities."""
+        return SequenceStart(self.begin.sampling, self.begin.num_prompt_tokens, self.namespace)
 
     @property
-    def num_computable(self) -> int:
-        """Tokens that one round may compute. Every row of a scored prompt has logits, which take memory."""
-        if self.begin.num_prompt_logprobs < 0:
-            return self.num_uncomputed
-        return min(self.num_uncomputed, _MOST_SCORED_ROWS)
+    def num_uncomputed(self) -> int:
+        return self.num_tokens - self.target.num_computed
 
     @property
     def num_left(self) -> int:

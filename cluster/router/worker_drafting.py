@@ -88,7 +88,7 @@ class WorkerDrafting:
         return DraftItem(
             SequenceDelta(sequence.seq_id, start, sequence.tokens(start)),
             max_nodes,
-            begin=sequence.begin if start == 0 else None,
+            begin=sequence.draft_begin if start == 0 else None,
             max_depth=self._shape.gamma,
             branch=self._shape.branch,
             method=drafts.sources.method,

@@ -145,7 +145,7 @@ def one_record_of_rounds(monkeypatch):
 
 def one_namespace(monkeypatch):
     def everybody(sharing):
-        return Scope("everybody")
+        return Scope("everybody", "everybody")
 
     monkeypatch.setitem(globals(), "scope_of", everybody)
 

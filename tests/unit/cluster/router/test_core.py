@@ -947,3 +947,23 @@ def test_late_drafts_are_a_share_of_the_awaited_ones_however_many_workers_a_roun
         one_round(core, toy_target, draft=lambda name, batch: asked.append(name))
     assert set(asked) == {"a", "b"}
     assert core.counters.late_drafts == core.counters.awaited_drafts == len(asked)
+
+
+def test_a_round_scores_few_rows_of_prompts_however_many_there_are():
+    prompt = tuple(range(200))
+    scored = [request(str(index), prompt, num_prompt_logprobs=1) for index in range(3)]
+    core = make_core(*scored, request("free", prompt), max_running=8, max_prefill_rows=4096)
+    round, _ = core.plan_round(0.0)
+    rows = {entry.sequence.request_id: entry.rows for entry in round.entries}
+    assert rows == {"0": 200, "1": 56, "free": 200}
+
+
+def test_draft_workers_are_told_the_namespace_of_what_is_learnt_and_nothing_of_log_probabilities(toy_target, worker):
+    wanted = {"namespace": "a.form-1", "prefix_namespace": "a", "num_logprobs": 2, "num_prompt_logprobs": 2}
+    core = make_core(request(stop_token_ids=(), **wanted), workers=["w"])
+    round, _ = core.plan_round(0.0)
+    begin = round.asked.batches["w"].items[0].begin
+    assert (begin.namespace, begin.num_logprobs, begin.num_prompt_logprobs) == ("a.form-1", -1, -1)
+    core.draft_locally(round)
+    begin = core.assemble(round, {}).items[0].begin
+    assert (begin.namespace, begin.num_logprobs, begin.num_prompt_logprobs) == ("a", 2, 2)
