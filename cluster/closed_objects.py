@@ -23,7 +23,7 @@ def with_closed_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with `additionalProperties: false` in each object that has properties and does not say; unchanged
     where parts of it are combined in a way that closing could break."""
     closed: dict[str, Any] = json.loads(json.dumps(schema))
-    parts = list(_parts(closed))
+    parts = list(schema_parts(closed))
     if any(map(_mixes, parts)):
         return closed
     for part in parts:
@@ -46,8 +46,8 @@ def _mixes(part: Mapping[str, Any]) -> bool:
     )
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas within, however deep."""
+def schema_parts(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schema and all schemas within, however deep. A reference may name one below any keyword."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()

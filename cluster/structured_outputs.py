@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from actors.errors import InvalidRequest, Size
-from cluster.closed_objects import with_closed_objects
+from cluster.json_schemas import COMPACT, ONE_LINE, SPELLING, closed_schema
+from cluster.structural_tag import StructuralTag
 from cluster.validation import StrictFields, counted
 
 if TYPE_CHECKING:
@@ -18,11 +19,6 @@ MAX_GRAMMAR_CHARS = 1 << 18
 MAX_GBNF_CHARS = 1 << 14
 MAX_CHOICES = 4096
 _MOST_REASON_CHARS = 200
-# JSON on one line, as chat templates write it: a model that may choose its white space takes more tokens for the same
-# values, and the names of keys are not forced.
-ONE_LINE: JsonCompileOptions = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-_COMPACT: JsonCompileOptions = {"whitespace_flexible": False}
-
 _WHITESPACE_FIELDS = {"whitespace_pattern", "disable_any_whitespace"}
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
@@ -32,11 +28,12 @@ class StructuredOutputs(StrictFields):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    json_schema: Annotated[dict[str, Any] | _Text | None, Field(alias="json")] = None  # an object, or its text
+    json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None  # an object, or its text
     json_object: bool | None = None  # any JSON object
     regex: _Text | None = None  # that the whole answer matches
     choice: Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
     grammar: _Text | None = None  # in Lark's or in GBNF's notation
+    structural_tag: StructuralTag | None = None  # structures in free text; an object, or its text
     # Regular expression of white space that may stand between the parts of JSON; null: it is written on one line, with
     # a space after each comma and colon.
     whitespace_pattern: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -45,7 +42,7 @@ class StructuredOutputs(StrictFields):
     @model_validator(mode="after")
     def _check_one(self) -> StructuredOutputs:
         if len(self._given) != 1:
-            raise ValueError("it must have exactly one of json, json_object, regex, choice and grammar")
+            raise ValueError("it must have exactly one of json, json_object, regex, choice, grammar and structural_tag")
         if self.whitespace_pattern is not None and self.disable_any_whitespace:
             raise ValueError("whitespace_pattern and disable_any_whitespace exclude each other")
         if self.choice is not None and sum(map(len, self.choice)) > MAX_GRAMMAR_CHARS:
@@ -60,8 +57,8 @@ class StructuredOutputs(StrictFields):
     @property
     def _style(self) -> JsonCompileOptions:
         if self.whitespace_pattern is not None:
-            return {"whitespace_pattern": self.whitespace_pattern}
-        return _COMPACT if self.disable_any_whitespace else ONE_LINE
+            return {**SPELLING, "whitespace_pattern": self.whitespace_pattern}
+        return COMPACT if self.disable_any_whitespace else ONE_LINE
 
     @property
     def kind(self) -> str:
@@ -70,7 +67,11 @@ class StructuredOutputs(StrictFields):
         return type(self).model_fields[name].alias or name
 
     def grammar_text(self, field: str) -> str:
-        """In llguidance's format. field: what errors name. Raises InvalidRequest."""
+        """In llguidance's format; of a structural tag, `structural_tag_grammar` writes it. field: what errors name.
+
+        Raises InvalidRequest.
+        """
+        assert self.structural_tag is None
         try:
             return self._grammar_text(field)
         except ValueError as error:
@@ -87,7 +88,7 @@ class StructuredOutputs(StrictFields):
         if self.grammar is not None:
             return _lark_text(self.grammar, field)
         schema: dict[str, Any] | str = {"type": "object"} if self.json_schema is None else self.json_schema
-        closed = with_closed_objects(_parsed_schema(schema, field))
+        closed = closed_schema(_parsed_schema(schema, field), field)
         return LLMatcher.grammar_from_json_schema(json.dumps(closed), defaults=self._style)
 
 

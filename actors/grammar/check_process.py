@@ -19,6 +19,7 @@ from typing import IO
 
 from llguidance import LLMatcher, LLTokenizer
 
+from actors.grammar.forced import forced_tokens
 from actors.grammar.limits import LIMITS
 
 _MOST_BYTES = 2 << 30  # of address space
@@ -48,11 +49,12 @@ def _serve() -> None:
     write_part(sys.stdout.buffer, b"")  # ready
     while (text := read_part(sys.stdin.buffer)) is not None:
         write_part(
-            sys.stdout.buffer, _problem(LLMatcher(vocabulary, text.decode(), log_level=0, limits=LIMITS)).encode()
+            sys.stdout.buffer,
+            _problem(LLMatcher(vocabulary, text.decode(), log_level=0, limits=LIMITS), vocabulary).encode(),
         )
 
 
-def _problem(matcher: LLMatcher) -> str:
+def _problem(matcher: LLMatcher, vocabulary: LLTokenizer) -> str:
     """What is wrong, at the beginning and on the way of a random answer: some expressions are compiled only there."""
     rng = random.Random(0)
     for _ in range(_STEPS):
@@ -64,7 +66,7 @@ def _problem(matcher: LLMatcher) -> str:
             return f"the tokens that may follow are not found within {1e3 * _MOST_MASK_S:g} ms"
         if matcher.is_stopped() or not allowed:
             break
-        matcher.consume_token(rng.choice(allowed))
+        matcher.consume_token(rng.choice(forced_tokens(matcher, vocabulary)[:1] or allowed))
     return ""
 
 

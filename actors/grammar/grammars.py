@@ -22,6 +22,7 @@ _MOST_KEPT = 64  # grammars
 _MOST_USES = 64  # of a compiled grammar: its copies share states of the lexer, which grow in number up to a limit
 _FAILED_USES = 8  # requests that are refused before a grammar is tried again: a machine may have been busy
 _MOST_REASON_CHARS = 200
+_KNOWN_REASONS = {"NoExtensionBias": "it allows no answer at all"}
 
 
 @dataclass(slots=True)
@@ -137,4 +138,5 @@ def _reason(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()] or ["for no known reason"]
     told = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     reason = f"{lines[0]} {told[-1]}" if told else lines[0]
+    reason = _KNOWN_REASONS.get(reason, reason)
     return reason if len(reason) <= _MOST_REASON_CHARS else f"{reason[:_MOST_REASON_CHARS]}..."

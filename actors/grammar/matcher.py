@@ -9,6 +9,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from actors.draft_tree import DraftTree
+from actors.grammar.forced import forced_tokens
 from actors.messages import FREE_ROW, TokenMasks
 
 FORCED = 0.999  # probability of a forced token; the target draws no other
@@ -54,7 +55,7 @@ class GrammarMatcher:
         """The next tokens, as far as the grammar leaves no choice."""
         if self._matcher.is_stopped() or isinstance(self._known.get(self._ahead or ()), bytes):
             return []
-        forced = self._matcher.compute_ff_tokens()
+        forced = forced_tokens(self._matcher, self._tokens)
         _note_forced(self._known, self._ahead or (), forced)
         return forced
 
@@ -62,7 +63,10 @@ class GrammarMatcher:
         """The token with which a tokenizer spells the next bytes, where the grammar leaves no choice of bytes, but of
         tokens."""
         spelled = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
-        return self._tokens.tokenize_bytes(spelled)[0] if spelled else None
+        if not spelled:
+            return None
+        token = self._tokens.tokenize_bytes(spelled)[0]
+        return None if self._tokens.is_special_token(token) else token
 
     def copy(self) -> GrammarMatcher:
         """One that goes ahead of the committed tokens."""
@@ -83,6 +87,8 @@ class GrammarMatcher:
         known = self._known.get(self._ahead or ())
         if isinstance(known, bytes):
             return known
+        if forced := self.forced_tokens():
+            return _mask_of_one(forced[0], self._vocab_size)
         mask = _mask(self._matcher, self._vocab_size)
         if known is None and not self._matcher.is_error():
             self._known[self._ahead or ()] = mask
@@ -124,7 +130,7 @@ class GrammarMatcher:
         return TokenMasks(np.frombuffer(b"".join(places), np.int32), index)
 
     def _scout(self) -> _Scout:
-        return _Scout(self._matcher, self._vocab_size, self._ends, self._known, self._ahead or ())
+        return _Scout(self._matcher, self._tokens, self._vocab_size, self._ends, self._known, self._ahead or ())
 
 
 class _Scout:
@@ -133,12 +139,14 @@ class _Scout:
     def __init__(
         self,
         matcher: LLMatcher,
+        tokens: LLTokenizer,
         vocab_size: int,
         ends: frozenset[int],
         known: dict[_Path, _Allowed],
         start: _Path,
     ) -> None:
         self._origin = matcher
+        self._tokens = tokens
         self._ends = ends
         self._copy: LLMatcher | None = None  # a draft's fault is not the answer's
         self._vocab_size = vocab_size
@@ -161,7 +169,7 @@ class _Scout:
         known = self._known.get(path)
         if known is None:
             matcher = self._stand(path)
-            forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+            forced = forced_tokens(matcher, self._tokens)
             if forced:
                 _note_forced(self._known, path, forced)
                 return forced[0]
@@ -177,7 +185,7 @@ class _Scout:
             known = self._known.get((*path, *tokens))
             if known is None:
                 matcher = self._stand((*path, *tokens))
-                found = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+                found = forced_tokens(matcher, self._tokens)
                 _note_forced(self._known, (*path, *tokens), found)
                 return (tokens + found)[:most]
             if isinstance(known, bytes):
@@ -227,6 +235,12 @@ def _note_forced(known: dict[_Path, _Allowed], path: _Path, forced: Sequence[int
 def _mask(matcher: LLMatcher, vocab_size: int) -> bytes:
     words = np.zeros(-(-vocab_size // 32), np.int32)
     matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    return words.tobytes()
+
+
+def _mask_of_one(token: int, vocab_size: int) -> bytes:
+    words = np.zeros(-(-vocab_size // 32), np.uint32)
+    words[token // 32] = 1 << token % 32
     return words.tobytes()
 
 

@@ -11,6 +11,8 @@ from actors.errors import InvalidRequest, Size
 from cluster.structured_outputs import StructuredOutputs
 from cluster.validation import StrictFields, checked
 
+_TAG_FIELDS = ("structures", "triggers", "format")
+
 
 class JsonSchemaFormat(StrictFields):
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -20,10 +22,13 @@ class JsonSchemaFormat(StrictFields):
 
 
 class ResponseFormat(StrictFields):
-    """OpenAI's."""
+    """OpenAI's, and vLLM's structural tags."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: list[Any] | None = None  # of a structural tag, as are the next two
+    triggers: list[Any] | None = None
+    format: dict[str, Any] | None = None  # of its newer shape
 
 
 class ConstraintFields(StrictFields):
@@ -67,6 +72,11 @@ def _guided(name: str, value: object, style: dict[str, Any]) -> StructuredOutput
 
 
 def _of_format(format: ResponseFormat) -> Constraint:
+    tag = {name: value for name in _TAG_FIELDS if (value := getattr(format, name)) is not None}
+    if format.type == "structural_tag":
+        return _structural_tag(tag), "response_format"
+    for name in tag:
+        raise InvalidRequest(f"response_format.{name}", Size("given"), "it is taken only with type structural_tag")
     if format.type == "json_object":
         return json_object_constraint("response_format")
     if format.json_schema is None:
@@ -81,3 +91,11 @@ def json_object_constraint(field: str) -> Constraint:
 def json_schema_constraint(schema: Mapping[str, Any] | None, field: str) -> Constraint:
     """schema: None: any value."""
     return checked(StructuredOutputs, {"json": schema or {}}), field
+
+
+def _structural_tag(given: Mapping[str, Any]) -> StructuredOutputs:
+    try:
+        return checked(StructuredOutputs, {"structural_tag": given})
+    except InvalidRequest as error:
+        field = error.field.replace("structural_tag", "response_format", 1)
+        raise InvalidRequest(field, error.value, error.limit, error.code) from None

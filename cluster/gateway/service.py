@@ -34,6 +34,7 @@ from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
+from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.text_codec import EncodedPrompt, TextCodec
 from cluster.text.token_strings import TokenStrings
 from cluster.text.tools.answer_parser import AnswerParser
@@ -270,7 +271,8 @@ class GenerationService:
         """Of calls of tools, and of the content, "": none. Raises InvalidRequest."""
         outputs, content = call.options.structured_outputs, ""
         if outputs is not None:
-            content = await asyncio.to_thread(outputs.grammar_text, call.constraint_field)
+            special_ids = self.codec.chat_format.special_ids
+            content = await asyncio.to_thread(constraint_grammar, outputs, special_ids, call.constraint_field)
         calls = ""
         if call.is_chat and call.tool_use.callable_tools:
             calls = await asyncio.to_thread(self.codec.chat_format.calls_grammar, call.tool_use, bool(content))

@@ -19,6 +19,8 @@ from cache_service.formats.namespaces import OPEN
 from cache_service.formats.store_keys import StoreKeys
 from cluster.generation import LOCAL_NEW_TOKENS, GenerationOptions, LengthLimits, check_token_ids
 from cluster.structured_outputs import StructuredOutputs
+from cluster.text.constraint_grammar import constraint_grammar
+from cluster.text.special_tokens import special_token_ids
 from cluster.validation import counted
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -38,6 +40,7 @@ class LocalRequests:
     ) -> None:
         """tokenizer: from `transformers`. target: limits of the engine, which may be below the model's."""
         self._tokenizer = tokenizer
+        self._special_ids = special_token_ids(tokenizer)
         self._info = info
         self._vocab_size = target.vocab_size
         self._max_model_len = target.max_model_len
@@ -104,7 +107,7 @@ class LocalRequests:
 
     def _grammar(self, outputs: StructuredOutputs, field: str) -> str:
         """As in `GenerationRequest`. Raises InvalidRequest for one that cannot be compiled."""
-        grammar = outputs.grammar_text(field)
+        grammar = constraint_grammar(outputs, self._special_ids, field)
         self._grammars.matcher(grammar, field)
         return grammar
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import InvalidRequest
+from cluster.text.special_tokens import special_token_ids
 from cluster.text.tools.answer_parser import AnswerParser
 from cluster.text.tools.detect import format_of, takes_tools
 from cluster.text.tools.format import ToolFormat
@@ -64,11 +65,7 @@ class ChatFormat:
         self._format: ToolFormat = Hermes() if found is None or not self._takes_tools else found
         self._template = template
         self._marks = reasoning_marks(template)
-        self._special_ids = {
-            str(token.content): int(token_id)
-            for token_id, token in getattr(tokenizer, "added_tokens_decoder", {}).items()
-            if token.special
-        }
+        self.special_ids = special_token_ids(tokenizer)  # of special tokens, by text
 
     def template_input(
         self, messages: Sequence[Mapping[str, Any]], use: ToolUse, field: str
@@ -122,7 +119,7 @@ class ChatFormat:
         choice = use.choice
         if choice == "auto" and has_content_grammar:  # then the content is described elsewhere
             choice = "required"
-        return self._format.grammar(tools, choice, use.parallel, self._special_ids.get)
+        return self._format.grammar(tools, choice, use.parallel, self.special_ids.get)
 
     def whole_grammar(self, use: ToolUse, calls: str, content: str, starts_inside: bool) -> str:
         """The grammar of an answer: a thought, if the model has them, then calls or content. calls: of `calls_grammar`.
@@ -135,7 +132,7 @@ class ChatFormat:
         if calls and content:
             main = _renamed(calls, "start", "called") + "start: called | @said\n"
         if self._marks is not None:
-            main = with_thought(main, self._marks, starts_inside, self._special_ids.get)
+            main = with_thought(main, self._marks, starts_inside, self.special_ids.get)
         elif not calls:
             return content
         if not content:

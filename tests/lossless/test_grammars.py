@@ -25,17 +25,30 @@ from cluster.config import ClusterConfig
 from cluster.generation import generation_options
 from cluster.offline.engine import LocalEngine
 from cluster.structured_outputs import StructuredOutputs
+from cluster.text.constraint_grammar import constraint_grammar
+from cluster.text.special_tokens import special_token_ids
 from paceline_testing.chi_square import chi_square_tail
 from paceline_testing.grammar_cases import PERSON, allowed_after
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
 
 EOS = 256
 NEW_TOKENS = 40
+# Short, so that a random model writes some: ordinary text, and two special tokens.
+TRIGGERS = dict(zip([*"aeo%7Kq", "ü", "<|start|>", "<|pad|>"], "abcdefghij", strict=True))
 CONSTRAINTS: dict[str, dict[str, Any]] = {
     "json": {"json": PERSON},
     "json_object": {"json_object": True},
     "regex": {"regex": r"[a-f]{3,9}-(north|south|southwest)(, [0-9]{2}){1,3}"},
     "choice": {"choice": ["the dog", "the dogs", "the quick fox", "a"]},
+    "structural_tag": {
+        "structural_tag": {
+            "structures": [
+                {"begin": f"{trigger}(", "schema": {"enum": [letter * 4, letter * 2]}, "end": ")"}
+                for trigger, letter in TRIGGERS.items()
+            ],
+            "triggers": list(TRIGGERS),
+        }
+    },
     "grammar": {"grammar": 'start: term ("+" term)*\nterm: NUMBER | "(" start ")"\nNUMBER: /[0-9]{1,4}/'},
 }
 WAYS: dict[str, dict[str, Any]] = {
@@ -77,7 +90,8 @@ def _grammars() -> Grammars:
 @cache
 def reference(directory: Path, index: int, constraint: str, way: str) -> tuple[list[int], str]:
     """Answer and finish reason."""
-    text = StructuredOutputs.model_validate(CONSTRAINTS[constraint]).grammar_text("test")
+    outputs = StructuredOutputs.model_validate(CONSTRAINTS[constraint])
+    text = constraint_grammar(outputs, special_token_ids(make_byte_tokenizer()), "test")
     options = generation_options(**WAYS[way])
     prompt = PROMPTS[index]
     state = SequenceSampling(options.sampling((options.seed or 0) + index), len(prompt))
@@ -127,7 +141,7 @@ def test_answers_are_those_of_the_reference_with_and_without_drafts(models, draf
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_no_drafter_changes_a_constrained_answer(models, drafts_pay, drafter, exact):
     local = engine(models, (drafter,), exact=exact)
-    for constraint in ("json", "regex"):
+    for constraint in ("json", "regex", "structural_tag"):
         wanted = wanted_of(models, constraint, "sampled")
         for _ in range(2):
             assert answers_of(local, constraint, "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
@@ -259,6 +273,51 @@ def test_a_mask_that_is_left_out_at_one_row_is_noticed(models, drafts_pay, monke
     assert answers_of(local, "json", "sampled", **options) == wanted  # nothing is left of the failed ones
 
 
+@pytest.mark.parametrize("way", ["greedy", "sampled", "everything"])
+def test_a_mask_that_is_left_out_behind_a_trigger_inside_a_draft_is_noticed(models, drafts_pay, monkeypatch, way):
+    """Behind a trigger the grammar forces a token. Before it the answer is free, so nothing else is masked."""
+    masks = GrammarMatcher.masks
+    left_out: list[int] = []
+
+    def without_one(self: GrammarMatcher, tree: Any) -> TokenMasks:
+        found = masks(self, tree)
+        forced = np.flatnonzero(found.index[1:] < 0)
+        if left_out or not len(forced):
+            return found
+        left_out.append(int(forced[0]))
+        index = found.index.copy()
+        index[1 + forced[0]] = FREE_ROW
+        return TokenMasks(found.words, index)
+
+    local = engine(models, ("prediction",))
+    wanted = wanted_of(models, "structural_tag", way)
+    options = {"predictions": [tokens for tokens, _ in wanted]}
+    assert answers_of(local, "structural_tag", way, **options) == wanted
+    monkeypatch.setattr(GrammarMatcher, "masks", without_one)
+    with pytest.raises(InvalidRequest, match="too complex to be followed"):
+        answers_of(local, "structural_tag", way, **options)
+    assert left_out
+    monkeypatch.undo()
+    assert answers_of(local, "structural_tag", way, **options) == wanted
+
+
+def test_text_that_looks_like_a_special_token_is_spelled_with_ordinary_ones(models, drafts_pay):
+    local = engine(models, ("auto",))
+    for constraint in ({"choice": ["<|end|>a"]}, {"json": {"const": "<|end|>"}}, {"regex": r"b<\|end\|>"}):
+        for drafters in (("none",), ("auto",)):
+            (answer,) = local.generate(
+                PROMPTS[:1],
+                structured_outputs=constraint,
+                max_new_tokens=40,
+                drafters=drafters,
+                temperature=1.0,
+                seed=1,
+            )
+            assert "<|end|>" in answer.text
+            assert answer.finish_reason == "stop"
+            assert max(answer.token_ids) < EOS
+
+
 def test_what_cannot_be_followed_is_refused_before_anything_is_computed(models):
     local = engine(models, ("none",))
     for given, field, reason in (
@@ -269,7 +328,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_computed(models):
         (
             {"json": {}, "regex": "a"},
             "structured_outputs",
-            "exactly one of json, json_object, regex, choice and grammar",
+            "exactly one of json, json_object, regex, choice, grammar and structural_tag",
         ),
         ({}, "structured_outputs", "exactly one of"),
         ({"choice": []}, "structured_outputs.choice", "at least 1 item"),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from cluster.closed_objects import with_closed_objects
-from cluster.structured_outputs import ONE_LINE
+from cluster.json_schemas import json_rule
 from cluster.text.tools.format import SpecialTokenId
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
 
@@ -68,12 +66,19 @@ class Lark:
     def text_without(self, name: str, mark: str, text: str = ANY_TEXT) -> str:
         """A terminal of this name: text in which the mark does not occur. The text of a special token could also be
         written with ordinary tokens, which parsers cannot tell from it."""
-        escaped = re.escape(mark).replace("/", r"\/")
-        self.rule(name, f"{text} & ~/(?s:.*){escaped}(?s:.*)/")
+        self.rule(name, f"{text} & {absence_of(mark)}")
         return name
 
     def written(self) -> str:
         return "%llguidance {}\n" + "\n".join(f"{name}: {body}" for name, body in self._rules.items()) + "\n"
+
+
+def absence_of(mark: str) -> str:
+    """Expression of text in which the mark does not occur."""
+    escaped = (
+        re.escape(mark).replace("/", r"\/").replace("\n", "n").replace("\r", "r")
+    )  # re escapes these by a backslash
+    return f"~/(?s:.*){escaped}(?s:.*)/"
 
 
 def quoted(text: str) -> str:
@@ -86,12 +91,6 @@ def line(text: str) -> str:
 
 def either(bodies: Sequence[str]) -> str:
     return bodies[0] if len(bodies) == 1 else "(" + " | ".join(bodies) + ")"
-
-
-def json_rule(schema: Mapping[str, Any], strict: bool) -> str:
-    """Any JSON that follows a schema. Without `strict`, keywords that no grammar can follow are ignored."""
-    options = {**ONE_LINE, "lenient": not strict}
-    return f"%json {json.dumps({**with_closed_objects(schema), 'x-guidance': options})}"
 
 
 def arguments_rule(lark: Lark, tool: Tool, index: int) -> str:

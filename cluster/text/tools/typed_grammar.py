@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.text.tools.lark import Lark, json_rule
+from cluster.json_schemas import json_rule
+from cluster.text.tools.lark import Lark
 from cluster.text.tools.schema_types import resolved, types_of
 from cluster.text.tools.tool import Tool
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cluster.gateway.schema import CompletionBody, completion_call, parse_fields
 from cluster.structured_outputs import StructuredOutputs
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -41,6 +43,17 @@ def openai_schema(**more: Any) -> dict[str, Any]:
         ),
         ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}, "structured_outputs.json"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}, "structured_outputs.choice"),
+        (
+            {"structured_outputs": {"structural_tag": TAG}},
+            {"structural_tag": TAG},
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", **TAG})}},
+            {"structural_tag": TAG},
+            "structured_outputs.structural_tag",
+        ),
+        ({"response_format": {"type": "structural_tag", **TAG}}, {"structural_tag": TAG}, "response_format"),
         ({"guided_json": SCHEMA}, {"json": SCHEMA}, "guided_json"),
         ({"guided_json": '{"type": "object"}'}, {"json": '{"type": "object"}'}, "guided_json"),
         ({"guided_regex": "[a-z]+"}, {"regex": "[a-z]+"}, "guided_regex"),
@@ -58,7 +71,7 @@ def test_every_name_gives_the_same_constraint(
 @pytest.mark.parametrize(
     ("fields", "field", "reason"),
     [
-        ({"response_format": {"type": "xml"}}, "response_format.type", "'text', 'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema' or 'structural_tag'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs it"),
         ({"response_format": openai_schema(name="")}, "response_format.json_schema.name", "at least 1"),
         ({"response_format": openai_schema(shema=1)}, "response_format.json_schema.shema", "no such parameter"),
@@ -68,6 +81,28 @@ def test_every_name_gives_the_same_constraint(
             "there are response_format and guided_regex",
         ),
         ({"guided_choice": []}, "guided_choice", "at least 1 item"),
+        (
+            {"structured_outputs": {"structural_tag": {"format": {"type": "json_schema"}}}},
+            "structured_outputs.structural_tag",
+            "the newer shape with format is not taken",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "json_schema"}}},
+            "response_format",
+            "the newer shape with format is not taken",
+        ),
+        ({"response_format": {"type": "structural_tag"}}, "response_format.structures", "required"),
+        (
+            {"response_format": {"type": "structural_tag", **TAG, "triggers": []}},
+            "response_format.triggers",
+            "at least 1",
+        ),
+        (
+            {"response_format": {"type": "json_object", **TAG}},
+            "response_format.structures",
+            "only with type structural_tag",
+        ),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag", "not valid JSON"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
     ],
 )

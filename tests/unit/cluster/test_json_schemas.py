@@ -1,0 +1,99 @@
+"""What schemas promise that llguidance alone does not keep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from actors.errors import InvalidRequest
+from actors.grammar.grammars import Grammars
+from cluster.json_schemas import check_schema, json_rule
+from cluster.structured_outputs import StructuredOutputs
+from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
+
+TOKENIZER = make_byte_tokenizer()
+GRAMMARS = Grammars(make_byte_tokenizer, BYTE_VOCAB_SIZE, [TOKENIZER.eos_token_id], "bytes")
+ONE_IS_NULL = {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": True}
+
+
+def follows(grammar: str, text: str) -> bool:
+    matcher = GRAMMARS.matcher(grammar)
+    return matcher.follow(TOKENIZER.encode(text, add_special_tokens=False)) and (
+        matcher.is_complete or TOKENIZER.eos_token_id in matcher.allowed_tokens()
+    )
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("escape", ["\\u0061", "\\u0041", "\\n\\u0061"])
+def test_no_escape_spells_the_name_of_a_property_anew(escape: str, strict: bool) -> None:
+    text = f'{{"{escape}": 1}}'
+    assert not follows(StructuredOutputs(json_schema=ONE_IS_NULL).grammar_text("f"), text)
+    assert not follows(f"start: {json_rule(ONE_IS_NULL, strict)}", text)
+    assert follows(f"start: {json_rule(ONE_IS_NULL, strict)}", '{"a": null, "b\\n": 1}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "field", "reason"),
+    [
+        ({"x-guidance": {"lenient": True}}, "f.x-guidance", "no keyword of JSON schemas"),
+        ({"minProperties": 2}, "f (minProperties)", "number of required properties, which is 0"),
+        ({"$defs": {"default": {"required": ["a", "a"], "minProperties": 3}}}, "f (minProperties)", "which is 1"),
+        ({"x": [{"y": {"minProperties": 2}}]}, "f (minProperties)", "at most 1 more"),
+        ({"items": {"const": {"a": ["\x01"]}}}, "f (const)", "control character"),
+        ({"enum": ["a", "\x7f"]}, "f (enum)", "control character"),
+        ({"pattern": "a\x00"}, "f (pattern)", "control character"),
+        ({"pattern": r"^\u001B$"}, "f (pattern)", "control character"),
+        ({"pattern": r"[^x]\x7f"}, "f (pattern)", "control character"),
+        ({"pattern": r"[\x01]"}, "f (pattern)", "control character"),
+        ({"enum": [[2**53 + 1]]}, "f (enum)", "not exact"),
+        ({"const": 1e30}, "f (const)", "not exact"),
+        ({"maximum": 2**63 - 1}, "f (maximum)", "not exact"),
+        ({"exclusiveMinimum": 2**53}, "f (exclusiveMinimum)", "not exact"),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "f (maximum)", "less than 1 away"),
+        ({"exclusiveMaximum": -1, "minimum": -1.5}, "f (minimum)", "less than 1 away"),
+        ({"allOf": [{"exclusiveMinimum": 9}, {"exclusiveMaximum": 9.25}]}, "f (maximum)", "less than 1 away"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "f ($ref)", "needs itself"),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "f ($ref)", "needs itself"),
+        ({"x": {"a/b": {"type": "array", "minItems": 1, "items": {"$ref": "#/x/a~1b"}}}}, "f ($ref)", "needs itself"),
+        ({"patternProperties": {r"\cA": {}}}, "f (pattern)", "control character"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(schema: dict[str, Any], field: str, reason: str) -> None:
+    for given in (schema, json.dumps(schema)):
+        with pytest.raises(InvalidRequest, match=reason) as error:
+            StructuredOutputs(json_schema=given).grammar_text("f")
+        assert error.value.field == field
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"minProperties": 1},
+        {"required": ["a", "b"], "minProperties": 3},
+        {"properties": {"minProperties": {"type": "integer"}, "x-guidance": {}}},
+        {"const": {"minProperties": 7, "\x01": 1}},
+        {"enum": ['\b\t\n\f\r"\\']},
+        {"pattern": r"^[^\x00-\x1f\x7f]+\n\x41\u0061\\x01\x0a$"},
+        {"properties": {"bell\x07": {}}},
+        {"const": 2**53, "minimum": -(2**53), "exclusiveMaximum": 2**53 - 1},
+        {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"exclusiveMinimum": 0.5, "maximum": 0.75},
+        {"properties": {"a": {"exclusiveMinimum": 0}, "b": {"maximum": 0.5}}},
+        {"type": "integer", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"anyOf": [{"$ref": "#"}, {}]}}, "required": ["b"]},
+    ],
+)
+def test_what_can_be_followed_is_taken(schema: dict[str, Any]) -> None:
+    check_schema(schema, "f")
+
+
+def test_a_schema_may_be_nested_deeply() -> None:
+    deep: dict[str, Any] = {"minProperties": 2}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    with pytest.raises(InvalidRequest):
+        check_schema(deep, "f")
+    while deep:  # Python's own destructor would run out of stack
+        deep = deep.pop("items", {})
