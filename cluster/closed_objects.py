@@ -14,9 +14,11 @@ from typing import Any
 _VALUES = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by free names
 # Where these are, a narrower part of a schema can make the whole wider, or leave nothing that follows it.
-_MIXING = frozenset(("oneOf", "not", "if", "contains", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"))
+_MIXING = frozenset(
+    ("oneOf", "not", "if", "contains", "dependentSchemas", "dependencies", "unevaluatedProperties", "$dynamicRef")
+)
 _MERGED = frozenset(("$ref", "anyOf", "allOf"))  # with what stands beside them
-_OPENING = frozenset(("additionalProperties", "patternProperties", "minProperties", "dependentRequired"))
+_OPENING = frozenset(("additionalProperties", "minProperties", "dependentRequired"))
 
 
 def with_closed_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def _mixes(part: Mapping[str, Any]) -> bool:
         bool(_MIXING & part.keys())
         or (isinstance(branches, list) and len(branches) > 1)
         or len(_MERGED & part.keys()) > 1
-        or ("properties" in part and bool(_MERGED & part.keys()))
+        or ("properties" in part and bool((_MERGED | {"patternProperties"}) & part.keys()))
     )
 
 

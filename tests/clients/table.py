@@ -12,12 +12,14 @@ BEGIN, END = "<!-- table of clients -->", "<!-- end of table -->"
 
 def table_of(results: Sequence[Result]) -> str:
     """A Markdown table: a row for each client; abilities that have no column are named in the last one."""
-    rows = [["client", *COLUMNS, "also"], ["---"] * (len(COLUMNS) + 2)]
+    rows = [["client", "versions", *COLUMNS, "also"], ["---"] * (len(COLUMNS) + 3)]
     for result in results:
         versions = ", ".join(f"{name} {version}" for name, version in result.client.pins().items())
         others = [name if not error else f"{name} (fails)" for name, error in result.errors.items()]
         others = [name for name in others if name.removesuffix(" (fails)") not in COLUMNS]
-        rows.append([versions, *(_mark(result, column) for column in COLUMNS), ", ".join(others)])
+        rows.append(
+            [f"`{result.client.name}`", versions, *(_mark(result, column) for column in COLUMNS), ", ".join(others)]
+        )
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

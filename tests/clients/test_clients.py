@@ -54,7 +54,7 @@ def test_a_failure_is_told_in_the_table_and_in_the_result(served: Served, tmp_pa
     assert result.has_failed
     assert result.errors == {"plain": "AssertionError: no"}
     table = table_of([result])
-    assert f"| broken 1.0 | fails |{'  |' * (len(COLUMNS) - 1)}  |" in table
+    assert f"| `broken` | broken 1.0 | fails |{'  |' * (len(COLUMNS) - 1)}  |" in table
     page = "before\n<!-- table of clients -->\nold\n<!-- end of table -->\nafter\n"
     assert table in with_table(page, table)
     assert "old" not in with_table(page, table)

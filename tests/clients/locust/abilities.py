@@ -1,4 +1,4 @@
-"""locust: its OpenAI user, and plain HTTP."""
+"""locust, with a user that chats."""
 
 from __future__ import annotations
 
