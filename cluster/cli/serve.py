@@ -144,7 +144,7 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
             typer.echo(f"gpus    {told}")
         if not stop.is_set():
             runs_serve = True
-            start_proxies(gateway, asks_for_keys=not plan.access.may_be_open)
+            start_proxies(gateway, plan.access)
         if not stop.is_set():
             application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
             # Without waiting: a model may take minutes to load, and Ctrl-C must end that too.
@@ -254,9 +254,8 @@ def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:
     here = gateway.model_copy(update={"host": _EVERYWHERE.get(gateway.host, gateway.host)})
     url = f"{_http_url(here)}/readyz"
     told: set[str] = set()
-    with httpx.Client(
-        timeout=5.0, verify=False
-    ) as client:  # a server of our own, by an address that no certificate has
+    # Without verification: it is our own server, by an address that no certificate has.
+    with httpx.Client(timeout=5.0, verify=False) as client:
         while not stop.is_set():
             try:
                 if client.get(url).status_code == 200:

@@ -150,10 +150,10 @@ def gateway_application(
     return deployment.bind(router, tokenizer_dir, model, config, access=access, observability=observability)
 
 
-def start_proxies(config: GatewayConfig, asks_for_keys: bool = False) -> None:
-    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`. asks_for_keys: from the
-    start, since there are tenants."""
-    door = FrontDoor.of(config, asks_for_keys)
+def start_proxies(config: GatewayConfig, access: TenantAccess | None = None) -> None:
+    """Start Serve with the gateway's ports and gRPC services. Call once, before `serve.run`. access: None: no keys are
+    asked for."""
+    door = FrontDoor.of(config, access)
     files = {"ssl_keyfile": door.tls.key_file, "ssl_certfile": door.tls.certificate_file}
     serve.start(
         proxy_location=ProxyLocation.HeadOnly,

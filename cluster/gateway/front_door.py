@@ -9,6 +9,7 @@ started by others.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn.config
@@ -19,6 +20,8 @@ from cache_service.options import Options
 from cluster.config import GatewayConfig, TlsConfig
 from cluster.gateway import proxy_status
 from cluster.gateway.certificates import Certificates
+from cluster.tenants.access import TenantAccess
+from cluster.tenants.known_keys import KnownKeys
 
 SETTINGS_VARIABLE = "PACELINE_FRONT_DOOR"
 MIDDLEWARES = "cluster.gateway.proxy_errors.middlewares"
@@ -39,18 +42,26 @@ class FrontDoor(Options):
     """As `gateway.max_body_bytes`."""
     asks_for_keys: bool = False
     """Whether every call needs a key, so that nothing of one without is read."""
+    tenants_file: Path | None = None
+    """Registry of the keys that are known, an absolute path. null: any key counts as known."""
     tls: TlsConfig = TlsConfig()
     """As `gateway.tls`, with absolute paths."""
 
     @classmethod
-    def of(cls, config: GatewayConfig, asks_for_keys: bool) -> FrontDoor:
+    def of(cls, config: GatewayConfig, access: TenantAccess | None) -> FrontDoor:
+        """access: None: no keys are asked for."""
         files = {name: path and path.expanduser().absolute() for name, path in config.tls}
         return cls(
             grpc_host=config.host,
             max_body_bytes=config.max_body_bytes,
-            asks_for_keys=asks_for_keys,
+            asks_for_keys=access is not None and not access.may_be_open,
+            tenants_file=None if access is None else access.file,
             tls=TlsConfig(**files),
         )
+
+    def known_keys(self) -> KnownKeys | None:
+        """None: no keys are asked for."""
+        return KnownKeys(self.tenants_file) if self.asks_for_keys else None
 
 
 _installed: FrontDoor | None = None
@@ -69,7 +80,7 @@ def install(door: FrontDoor) -> FrontDoor:
     http_util.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH = MIDDLEWARES
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _HTTP_PROTOCOL
     constants.DEFAULT_GRPC_SERVER_OPTIONS[:] = grpc_server_options(door)
-    # The names of applications are nobody's business, and gRPC health tells how the server is.
+    # This service would list the applications to anybody; gRPC health tells how the server is.
     grpc_util.add_RayServeAPIServiceServicer_to_server = lambda servicer, server: None
     proxy.get_http_response_status = proxy_status.http_status
     proxy.get_grpc_response_status = proxy_status.grpc_status

@@ -1,5 +1,5 @@
-"""Our gRPC services as Serve's proxy gets them. Where keys are asked for, only a caller with a key has its message
-read. Bytes that are no message reach the handler as `Unreadable` instead of failing with Python's own words."""
+"""Our gRPC services as Serve's proxy gets them. Where keys are asked for, only a caller with a known key has
+its message read. Bytes that are no message reach the handler as `Unreadable` instead of failing with Python's own words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from cluster.gateway.errors import status_of
 from cluster.tenants.errors import Unauthenticated
-from cluster.tenants.gatekeeper import bearer_key
+from cluster.tenants.known_keys import KnownKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,15 @@ class Unreadable:
 class Registration:
     """Stands before a server while generated code adds a service to it."""
 
-    def __init__(self, server: Any, asks_for_keys: bool) -> None:
+    def __init__(self, server: Any, keys: KnownKeys | None) -> None:
+        """keys: None: no keys are asked for."""
         self._server = server
-        self._asks_for_keys = asks_for_keys
+        self._keys = keys
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         service = handlers[0]
         methods = {name: _tolerant(method) for name, method in service._method_handlers.items()}
-        self._server.add_generic_rpc_handlers((_Service(service.service_name(), methods, self._asks_for_keys),))
+        self._server.add_generic_rpc_handlers((_Service(service.service_name(), methods, self._keys),))
 
     def add_registered_method_handlers(self, name: str, methods: Mapping[str, grpc.RpcMethodHandler]) -> None:
         """Left out: they would come before the generic ones, which alone see the metadata before the message."""
@@ -39,20 +40,20 @@ class Registration:
 class _Service(grpc.ServiceRpcHandler):
     """Serve's server puts its own handlers into `_method_handlers`."""
 
-    def __init__(self, name: str, methods: dict[str, grpc.RpcMethodHandler], asks_for_keys: bool) -> None:
+    def __init__(self, name: str, methods: dict[str, grpc.RpcMethodHandler], keys: KnownKeys | None) -> None:
         self._name = name
         self._method_handlers = methods
-        self._asks_for_keys = asks_for_keys
+        self._keys = keys
 
     def service_name(self) -> str:
         return self._name
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         method = self._method_handlers.get(call.method)
-        if method is None or not self._asks_for_keys:
+        if method is None or self._keys is None:
             return method
         try:
-            bearer_key(value for name, value in call.invocation_metadata or () if name == "authorization")
+            self._keys.require(value for name, value in call.invocation_metadata or () if name == "authorization")
         except Unauthenticated as error:
             return _refusal(error)
         return method

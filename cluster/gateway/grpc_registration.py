@@ -26,6 +26,7 @@ from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S, grpc_retry_metadat
 from cluster.gateway.front_door import FrontDoor, current, install
 from cluster.gateway.grpc_guards import Registration, Unreadable
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
+from cluster.tenants.known_keys import KnownKeys
 
 _SERVE_METHOD = "ray.serve.RayServeAPIService"
 _MIN_TIMEOUT_S = 0.001
@@ -45,14 +46,14 @@ class HostedGrpcOptions(gRPCOptions):
 
 
 def add_inference(servicer: Any, server: Any) -> None:
-    _add(add_InferenceServicer_to_server, servicer, server, asks_for_keys=current().asks_for_keys)
+    _add(add_InferenceServicer_to_server, servicer, server, current().known_keys())
 
 
 def add_health(servicer: Any, server: Any) -> None:
-    _add(add_HealthServicer_to_server, servicer, server, asks_for_keys=False)
+    _add(add_HealthServicer_to_server, servicer, server, None)
 
 
-def _add(add: Add, servicer: Any, server: Any, asks_for_keys: bool) -> None:
+def _add(add: Add, servicer: Any, server: Any, keys: KnownKeys | None) -> None:
     """Serve's server replaces each handler by one from its factory; meanwhile the factory is ours."""
     factory = getattr(server, "service_handler_factory", None)
     if factory is None:  # a plain gRPC server has neither defect
@@ -60,7 +61,7 @@ def _add(add: Add, servicer: Any, server: Any, asks_for_keys: bool) -> None:
         return
     server.service_handler_factory = partial(_make_handler, factory)
     try:
-        add(servicer, Registration(server, asks_for_keys))
+        add(servicer, Registration(server, keys))
     finally:
         server.service_handler_factory = factory
 

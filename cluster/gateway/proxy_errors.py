@@ -35,7 +35,7 @@ def middlewares() -> list[Middleware]:
     door = front_door.current()
     return [
         Middleware(ErrorObjects),
-        Middleware(LimitBodies, max_bytes=door.max_body_bytes, asks_for_keys=door.asks_for_keys),
+        Middleware(LimitBodies, max_bytes=door.max_body_bytes, keys=door.known_keys()),
         Middleware(ClosedRoutes, needs_certificate=door.tls.client_ca_file is not None),
         Middleware(FitRequestIds),
     ]

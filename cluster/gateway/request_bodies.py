@@ -1,5 +1,5 @@
 """ASGI middleware of Serve's HTTP proxy, which itself reads a body as fast as it comes, whatever its size and whoever
-sends it: nothing is read without a key where keys are asked for, and no more than the gateway takes."""
+sends it: where keys are asked for, nothing is read without a known one, and no more than the gateway takes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from cluster.gateway.error_answer import error_answer
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.messages_face import authorization_of
 from cluster.tenants.errors import Unauthenticated
-from cluster.tenants.gatekeeper import bearer_key
+from cluster.tenants.known_keys import KnownKeys
+
+_UNKNOWN_KEY = (b"authorization", b"Bearer unknown")
 
 
 class LimitBodies:
-    def __init__(self, app: ASGIApp, max_bytes: int, asks_for_keys: bool) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, keys: KnownKeys | None) -> None:
+        """keys: None: no keys are asked for."""
         self._app = app
         self._max_bytes = max_bytes
-        self._asks_for_keys = asks_for_keys
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._asks_for_keys and not _has_key(scope["path"], headers):
+        try:
+            if self._keys is not None:
+                self._keys.require(authorization_of(scope["path"], headers))
+        except Unauthenticated as error:
             # The gateway refuses it, and counts it.
-            await self._app(scope, _NoBody(), send)
+            await self._app(_with_unknown_key(scope) if error.reason == "unknown_key" else scope, _NoBody(), send)
             return
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
@@ -76,9 +82,8 @@ class _NoBody:
         return {"type": "http.request", "body": b"", "more_body": False}
 
 
-def _has_key(path: str, headers: Headers) -> bool:
-    try:
-        bearer_key(authorization_of(path, headers))
-    except Unauthenticated:
-        return False
-    return True
+def _with_unknown_key(scope: Scope) -> Scope:
+    """The gateway may know the key already: on its node the registry may be newer. Without the body it would blame the
+    client for that."""
+    others = [(name, value) for name, value in scope["headers"] if name != b"authorization"]
+    return {**scope, "headers": [*others, _UNKNOWN_KEY]}

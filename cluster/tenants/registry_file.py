@@ -76,10 +76,10 @@ class RegistryFollower:
         self._checked_at = clock()
         self._registry = read_registry(path)
 
-    def current(self) -> Registry | None:
-        """Checks the file at most once a second. None: there has never been one."""
+    def current(self, afresh: bool = False) -> Registry | None:
+        """Checks the file at most once a second, afresh: now. None: there has never been one."""
         now = self._clock()
-        if now - self._checked_at < _CHECK_PERIOD_S:
+        if not afresh and now - self._checked_at < _CHECK_PERIOD_S:
             return self._registry
         self._checked_at = now
         signature = _signature(self._path)  # before reading, so that a concurrent write is seen next time

@@ -35,6 +35,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 TOKENIZER = toy_tokenizer()
 FOX = "the quick brown fox"
 MB = 1_000_000
+MADE_UP = "Bearer x"
 GATEWAY = "ServeReplica:paceline:Gateway"
 
 
@@ -65,7 +66,7 @@ def opened(home, **settings):
     model = ServedModel("toy", max_model_len=8192, vocab_size=len(TOKENIZER), eos_token_ids=())
     access = TenantAccess(home / "tenants.json", may_be_open=False)
     try:
-        start_proxies(config, asks_for_keys=True)
+        start_proxies(config, access)
         router = serve.deployment(EchoRouter).options(
             name="Router", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
         )
@@ -176,6 +177,9 @@ def test_abuse_without_a_key_costs_little_memory(door):
             assert {call.code() for call in calls} <= {
                 grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED
             }  # fmt: skip
+            fitting = b"\n" + b"\x80\x89\x7a" + b"x" * 2_000_000
+            calls = [send.future(fitting, timeout=60, metadata=(("authorization", MADE_UP),)) for _ in range(40)]
+            assert {call.code() for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
             head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
             for headers in (
                 [b"X: ", b"y" * 60 * MB],
@@ -189,6 +193,12 @@ def test_abuse_without_a_key_costs_little_memory(door):
         post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         answer = raw(door, post + b"Transfer-Encoding: chunked\r\n\r\n", *chunks)
         assert answer == b"" or answer.startswith(b"HTTP/1.1 401 "), answer[:200]
+        body = b"z" * (door.config.max_body_bytes - 1)
+        head = f"Authorization: {MADE_UP}\r\nContent-Length: {len(body) + 1}\r\n\r\n".encode()
+        with ThreadPoolExecutor(40) as pool:
+            answers = list(pool.map(lambda _: raw(door, post + head, body), range(40)))
+        assert all(answer == b"" or answer.startswith(b"HTTP/1.1 401 ") for answer in answers)
+        assert any(answers)
     print(f"abuse: {memory.growth:.0f} MB")
     assert memory.growth <= 50, f"{memory.growth:.0f} MB"
 

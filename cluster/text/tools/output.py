@@ -39,7 +39,7 @@ class Output:
         self._spaces = ""
 
     def arguments(self, text: str) -> None:
-        """Of the call that has begun last."""
+        """Appends to the call that has begun last."""
         last = self._events[-1] if self._events else None
         if isinstance(last, CallArguments):
             self._events[-1] = CallArguments(last.index, last.text + text)

@@ -53,6 +53,6 @@ def type_of_value(value: object) -> str:
 
 
 def type_of_text(text: str) -> str:
-    """Of JSON text that is valid."""
+    """The type of valid JSON text."""
     kinds = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
     return kinds.get(text[0], "integer" if text.lstrip("-").isdigit() else "number")

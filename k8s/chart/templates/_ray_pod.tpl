@@ -163,6 +163,7 @@ spec:
 {{- $config := include "paceline.config" . | fromYaml }}
 {{- $keys := and (ne "" .Values.tenants.existingSecret) (not $config.tenants.open) }}
 {{- $door := dict "asks_for_keys" $keys }}
+{{- if $keys }}{{ $_ := set $door "tenants_file" $config.tenants.file }}{{ end }}
 {{- with $config.gateway.max_body_bytes }}{{ $_ := set $door "max_body_bytes" (int .) }}{{ end }}
 - {name: PACELINE_FRONT_DOOR, value: {{ $door | toJson | quote }}}
 - {name: RAY_LOG_TO_STDERR, value: "1"}

@@ -78,7 +78,7 @@ class Rounds:
         return tokens, parents
 
     def masks(self, num_rows: int) -> TokenMasks | None:
-        """Of rows that grammars mask, that they leave one token, and that they leave alone."""
+        """Rows that grammars mask, rows with one allowed token, and rows without a grammar."""
         if not self.masks_rows or self.rng.random() < 0.3:
             return None
         distinct = int(self.rng.integers(0, 4))
@@ -183,7 +183,7 @@ def test_a_chain_under_the_rejection_rule_among_others(triton_device):
 
 
 class Recorder(TorchDispatchMode):
-    """Of every operation's inputs: where they lie, or which operation of the round made them."""
+    """Where the inputs of every operation lie, or which operation of the round made them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -665,12 +665,15 @@ def test_gateways_are_scraped_where_clients_cannot_reach_them():
     assert port not in {each["port"] for each in one(made, "Service", "paceline")["spec"]["ports"]}
 
 
+KEYS_KNOWN = {"asks_for_keys": True, "tenants_file": "/etc/paceline/tenants/tenants.json"}
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({}, {"asks_for_keys": True}),
+        ({}, KEYS_KNOWN),
         ({"tenants": {"existingSecret": ""}}, {"asks_for_keys": False}),
-        ({"config": {"gateway": {"max_body_bytes": 9_000_000}}}, {"asks_for_keys": True, "max_body_bytes": 9_000_000}),
+        ({"config": {"gateway": {"max_body_bytes": 9_000_000}}}, {**KEYS_KNOWN, "max_body_bytes": 9_000_000}),
     ],
 )
 def test_proxies_are_told_what_they_let_in(values, told):

@@ -10,6 +10,7 @@ import pytest
 from cluster.config import GatewayConfig
 from cluster.gateway.front_door import SETTINGS_VARIABLE, FrontDoor
 from cluster.gateway.grpc_registration import HostedGrpcOptions
+from cluster.tenants.access import TenantAccess
 
 LOOK = """
 import pickle, sys
@@ -28,7 +29,7 @@ def look():
     default_impl.add_grpc_address(Server(), "[::]:9000")
     print(config.http_protocol_class.__name__, http_util.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)
     print(dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)["grpc.max_receive_message_length"])
-    print([one.kwargs for one in found if "asks_for_keys" in one.kwargs])
+    print([(one.kwargs["max_bytes"], one.kwargs["keys"] is not None) for one in found if "max_bytes" in one.kwargs])
 
 look()
 pickle.loads(bytes.fromhex(sys.argv[1]))  # as a proxy's process does before it makes the proxy
@@ -37,8 +38,9 @@ look()
 
 
 @pytest.mark.whole
-def test_settings_come_from_the_environment_or_with_serves_options():
-    door = FrontDoor.of(GatewayConfig(host="127.0.0.7", max_body_bytes=100_000), asks_for_keys=True)
+def test_settings_come_from_the_environment_or_with_serves_options(tmp_path):
+    access = TenantAccess(tmp_path / "tenants.json", may_be_open=False)
+    door = FrontDoor.of(GatewayConfig(host="127.0.0.7", max_body_bytes=100_000), access)
     options = pickle.dumps(HostedGrpcOptions(front_door=door)).hex()
     environment = {**os.environ, SETTINGS_VARIABLE: '{"max_body_bytes": 200000}'}
     command = [sys.executable, "-c", LOOK, options]
@@ -48,9 +50,9 @@ def test_settings_come_from_the_environment_or_with_serves_options():
         "[::]:9000",
         protocol,
         "265536",
-        "[{'max_bytes': 200000, 'asks_for_keys': False}]",
+        "[(200000, False)]",
         "127.0.0.7:9000",
         protocol,
         "165536",
-        "[{'max_bytes': 100000, 'asks_for_keys': True}]",
+        "[(100000, True)]",
     ]

@@ -14,6 +14,7 @@ from cluster.gateway.front_door import FrontDoor, grpc_server_options
 from cluster.gateway.grpc_registration import add_health, add_inference
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub
+from cluster.tenants.administration import TenantAdministration
 
 KEY = "grpc-retry-pushback-ms"
 OK = GenerateResponse(text="whole").SerializeToString()
@@ -172,6 +173,19 @@ async def test_where_keys_are_asked_for_no_message_is_read_without_one(monkeypat
         assert (await call(method, message, (("authorization", "Bearer pl-1"),)))[0] is grpc.StatusCode.OK
         assert len(seen) == 1
         assert (await call("/grpc.health.v1.Health/Check", b""))[0] is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("method", [GENERATE, STREAM])
+async def test_no_message_is_read_with_a_key_that_the_registry_has_not(monkeypatch, method, tmp_path):
+    seen = []
+    file = tmp_path / "tenants.json"
+    key = TenantAdministration(file).add("first", {}).key
+    message = GenerateRequest(prompt="a").SerializeToString()
+    async with raw_calls(monkeypatch, seen, asks_for_keys=True, tenants_file=file) as call:
+        code, details = await call(method, message, (("authorization", "Bearer pl-1"),))
+        assert (code, details.split(",")[0]) == (grpc.StatusCode.UNAUTHENTICATED, "the API key is not known here")
+        assert seen == []
+        assert (await call(method, message, (("authorization", f"Bearer {key}"),)))[0] is grpc.StatusCode.OK
 
 
 async def test_a_message_or_metadata_above_the_limit_is_refused(monkeypatch):

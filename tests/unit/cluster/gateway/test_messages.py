@@ -20,6 +20,7 @@ from cluster.gateway.request_bodies import LimitBodies
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper
+from cluster.tenants.known_keys import KnownKeys
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.saying_router import THINKING, SayingRouter, saying_service
 from paceline_testing.tiny_models import make_byte_tokenizer
@@ -372,7 +373,7 @@ async def test_the_proxy_reads_a_body_with_either_key(path, sees_body):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    transport = httpx.ASGITransport(LimitBodies(app, max_bytes=100, asks_for_keys=True))
+    transport = httpx.ASGITransport(LimitBodies(app, max_bytes=100, keys=KnownKeys(None)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         await client.post(path, content=b"body", headers={"x-api-key": "k"})
     assert seen == [b"body" if sees_body else b""]

@@ -175,7 +175,7 @@ def test_what_is_wrong_is_refused(name, has_marks):
 
 @each
 def test_what_is_forced_is_forced(name):
-    """Of a named function all up to the first argument's value, whose key is required."""
+    """For a named function: everything up to the value of the first argument, whose key is required."""
     matcher = matcher_of(written(name, NamedFunction("get_weather")), True).deep_copy()
     forced = vocabulary(True)[0].decode(matcher.compute_ff_tokens())
     head = single_call(name).split("get_weather")[0]
