@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import InvalidRequest
+from cluster.json_schemas import check_schema
 from cluster.text.special_tokens import special_token_ids
 from cluster.text.tools.answer_parser import AnswerParser
 from cluster.text.tools.detect import format_of, takes_tools
@@ -112,10 +113,14 @@ class ChatFormat:
 
     def calls_grammar(self, use: ToolUse, has_content_grammar: bool) -> str:
         """Grammar of the calls, or with choice auto of text and calls; "": the answer is free. Arguments follow their
-        schemas if calls are forced, or if a tool is strict."""
+        schemas if calls are forced, or if a tool is strict. Raises InvalidRequest for a strict tool whose schema cannot
+        be followed."""
         tools = use.callable_tools
         if not tools or not (use.is_forced or has_content_grammar or any(tool.strict for tool in tools)):
             return ""
+        for tool in tools:
+            if tool.strict:
+                check_schema(tool.parameters, f"tools ({tool.name})")
         choice = use.choice
         if choice == "auto" and has_content_grammar:  # then the content is described elsewhere
             choice = "required"
