@@ -139,7 +139,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _look_at_body(self) -> None:
         came = self._body_bytes - self._body_seen
         self._body_seen = self._body_bytes
-        if came >= MIN_BODY_BYTES or self.flow.read_paused or self.pipeline:  # the client may be unable to send
+        if came >= MIN_BODY_BYTES or self.flow.read_paused:  # paused: the client cannot send
             self._start_timer(BODY_PERIOD_S, self._look_at_body)
             return
         self._timer = None

@@ -44,9 +44,7 @@ async def connect(seen, released):
         text = str(len(body)).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
         if scope["path"] == "/waits":
-            waiting = asyncio.create_task(receive())  # for a disconnection, as Serve does
             await released.wait()
-            waiting.cancel()
         await send({"type": "http.response.body", "body": text})
 
     listener = socket.socket()
