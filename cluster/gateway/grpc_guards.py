@@ -1,5 +1,6 @@
 """Our gRPC services as Serve's proxy gets them. Where keys are asked for, only a caller with a known key has
-its message read. Bytes that are no message reach the handler as `Unreadable` instead of failing with Python's own words."""
+its message read. Bytes that are no message reach the handler as `Unreadable` instead of failing with Python's own
+words."""
 
 from __future__ import annotations
 

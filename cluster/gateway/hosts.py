@@ -20,7 +20,8 @@ def allowed_hosts(allowed: Sequence[str] | None, host: str) -> tuple[str, ...]:
     """Names to answer to; empty: any. allowed: `gateway.allowed_hosts`. host: address that is listened on.
 
     A server on a loopback address is reached under few names. One that others reach has names that it cannot know, of
-    Kubernetes services for example, and asks for keys, which no web page has.
+    Kubernetes services for example. With tenants it asks for keys, which a foreign web page does not have. With
+    `tenants.open` nothing keeps such a page out but a list of names.
     """
     names: tuple[str, ...]
     if allowed is None:

@@ -21,13 +21,12 @@ HEADERS_WITHIN_S = 10.0
 BODY_PERIOD_S = 10.0
 MIN_BODY_BYTES = 1024  # in each such period, or the rest
 _LINGER_S = 1.0  # after a refusal; what comes is dropped
-_MAX_DROPPED_BYTES = (
-    16 * 1024 * 1024
-)  # of a body after its answer; a client that still sends may not see the answer else
+# Bytes of a body that are read after its answer: a client that still sends might not see the answer otherwise.
+_MAX_DROPPED_BYTES = 16 * 1024 * 1024
 _FRAMING = 8  # bytes of chunked framing that a byte of body may have: chunks of one byte have 6
 
 
-class _TooLarge(Exception):
+class _Refused(Exception):
     """Ends the parsing of a message; `_refusal` says why."""
 
 
@@ -41,6 +40,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._body_seen = 0  # of those, at the last look
         self._in_headers = True
+        self._has_begun = False  # the message; a line break before it is no part of it
         self._refusal: ErrorStatus | None = None
         self._is_refused = False
         certificate = transport.get_extra_info("peercert")
@@ -55,7 +55,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._in_headers and self._timer is None:  # a further request of this connection begins
+        if self._in_headers and self._timer is None and self._is_answered:  # a further request begins
             self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
         self._fed += len(data)
         super().data_received(data)
@@ -70,7 +70,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._header_bytes = self._body_bytes = self._body_seen = 0
-        self._in_headers = True
+        self._in_headers = self._has_begun = True
         if self._has_client_certificate:
             self.scope["state"]["has_client_certificate"] = True
 
@@ -83,9 +83,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             self._refusal = _headers_too_large(f"more than {MAX_HEADERS} headers")
-            raise _TooLarge
+            raise _Refused
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and (self._get_upgrade() == b"websocket" or _has_body(self.headers)):
+            # Other upgrades are ignored, as HTTP allows. The parser loses their bodies.
+            message = "the connection cannot be upgraded; send the request without the header Upgrade"
+            self._refusal = _status(400, "upgrade_not_supported", message)
+            raise _Refused
         self._in_headers = False
         self._stop_timer()
         super().on_headers_complete()
@@ -94,14 +99,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)
-        if self.cycle.response_complete and self._body_bytes > _MAX_DROPPED_BYTES:
+        if self._is_answered and self._body_bytes > _MAX_DROPPED_BYTES:
             self.transport.close()
 
     def on_message_complete(self) -> None:
         self._stop_timer()
         self._in_headers = True
+        self._has_begun = False
         self._fed = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_headers and self._fed and self._is_answered and self._timer is None:  # the next request has begun
+            self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal or _status(400, "invalid_http", "what came is not HTTP"))
@@ -110,11 +121,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_bytes += size
         if self._header_bytes > MAX_HEADER_BYTES:
             self._refusal = _headers_too_large(f"headers of more than {MAX_HEADER_BYTES} bytes")
-            raise _TooLarge
+            raise _Refused
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether all requests so far are."""
+        return self.cycle is None or self.cycle.response_complete
 
     def _headers_are_late(self) -> None:
         self._timer = None
-        if self._fed:
+        if self._has_begun:
             message = f"the headers did not come within {HEADERS_WITHIN_S:g} s"
             self._refuse(_status(408, "request_timeout", message))
         else:
@@ -123,7 +139,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _look_at_body(self) -> None:
         came = self._body_bytes - self._body_seen
         self._body_seen = self._body_bytes
-        if came >= MIN_BODY_BYTES or self.flow.read_paused:  # else it is us who do not read
+        if came >= MIN_BODY_BYTES or self.flow.read_paused:  # paused: the client cannot send
             self._start_timer(BODY_PERIOD_S, self._look_at_body)
             return
         self._timer = None
@@ -136,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
-        is_answering = self.cycle is not None and not self.cycle.response_complete
+        is_answering = not self._is_answered
         if is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -164,6 +180,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
 def _headers_too_large(what: str) -> ErrorStatus:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
 from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import read_arguments, show_unless_over
-from cluster.text.tools.lark import Lark, answer_with_calls, arguments_rule, either, quoted, repeated, tools_of
+from cluster.text.tools.lark import Lark, Plain, answer_with_calls, arguments_rule, either, quoted, repeated
 from cluster.text.tools.names import read_name
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
+from cluster.text.tools.stepped_format import SteppedFormat
 from cluster.text.tools.tool import Tool, ToolChoice
 
 _CALLS_BEGIN, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -27,44 +26,36 @@ _MARKS = Marks([_CALLS_BEGIN])
 _TEXT_ARGUMENTS = HistoryNeeds(arguments_as_text=True)
 
 
-class DeepSeekV31:
+class DeepSeekV31(SteppedFormat):
     name = "deepseek_v31"
     history_needs = _TEXT_ARGUMENTS
-    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and "```json" not in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return SteppedParser(_read_answer)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output)
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
         bodies = []
-        for index, tool in enumerate(tools_of(tools, choice)):
-            bodies.append(f"{lark.marks(tool.name, _SEPARATOR)} {arguments_rule(lark, tool, index)}")
+        for index, tool in enumerate(tools):
+            bodies.append(f"{lark.marks(Plain(tool.name), _SEPARATOR)} {arguments_rule(lark, tool, index)}")
         return _answer(lark, bodies, lark.mark(_BEGIN), lark.mark(_END), "", choice, parallel)
 
 
-class DeepSeekV3:
+class DeepSeekV3(SteppedFormat):
     name = "deepseek_v3"
     history_needs = _TEXT_ARGUMENTS
-    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and "```json" in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return SteppedParser(_read_answer)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output)
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
         bodies = []
-        for index, tool in enumerate(tools_of(tools, choice)):
+        for index, tool in enumerate(tools):
             head = f"{tool.name}\n{_CODE_BEGIN}"
             bodies.append(f"{quoted(head)} {arguments_rule(lark, tool, index)}")
         begin, end = lark.marks(_BEGIN, _KIND, _SEPARATOR), lark.marks(_CODE_END, _END)

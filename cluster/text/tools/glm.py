@@ -6,50 +6,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
-from cluster.text.tools.history import HistoryNeeds
-from cluster.text.tools.lark import Lark, answer_with_calls, either, line, repeated, tools_of
 from cluster.text.tools.names import read_name
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
-from cluster.text.tools.tool import Tool, ToolChoice
+from cluster.text.tools.tool import Tool
 from cluster.text.tools.typed_arguments import TypedArguments
-from cluster.text.tools.typed_grammar import ValueStyle, typed_members
+from cluster.text.tools.typed_format import MAX_KEY_CHARS, TypedFormat, schemas_of
+from cluster.text.tools.typed_grammar import ValueStyle
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _KEY_BEGIN, _KEY_END, _VALUE_BEGIN, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_MAX_KEY_CHARS = 256
 _MARKS, _VALUE_MARKS = Marks([_BEGIN]), Marks([_VALUE_END])
 
 
-class Glm:
+class Glm(TypedFormat):
     name = "glm"
-    history_needs = HistoryNeeds()
-    marks_every_answer = False
+    begin = _BEGIN
+    style = ValueStyle(
+        before_key=(_KEY_BEGIN,), after_key=(_KEY_END, "\n", _VALUE_BEGIN), end=_VALUE_END, after_value=("\n",)
+    )
+    end = (_END,)
 
     def detects(self, chat_template: str) -> bool:
         return _KEY_BEGIN in chat_template and _BEGIN in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        schemas = {tool.name: tool.parameters for tool in tools}
-        return SteppedParser(lambda reader, output: _read_answer(reader, output, schemas))
-
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
-        style = ValueStyle(
-            before_key=(_KEY_BEGIN,), after_key=(_KEY_END, "\n", _VALUE_BEGIN), end=_VALUE_END, after_value=("\n",)
-        )
-        bodies = [
-            f"{line(tool.name)} {typed_members(lark, tool, index, style)}"
-            for index, tool in enumerate(tools_of(tools, choice))
-        ]
-        if not bodies:
-            return answer_with_calls(lark, _BEGIN, "", choice)
-        call = f"{either(bodies)} {lark.mark(_END)}"
-        return answer_with_calls(lark, _BEGIN, repeated(lark, call, lark.marks("\n", _BEGIN), choice, parallel), choice)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output, schemas_of(tools))
 
 
 def _read_answer(reader: Reader, output: Output, schemas: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
@@ -77,7 +59,7 @@ def _read_answer(reader: Reader, output: Output, schemas: Mapping[str, Mapping[s
 
 
 def _read_argument(reader: Reader, arguments: TypedArguments) -> Steps[bool]:
-    key = yield from reader.short_text_until(_KEY_END, _MAX_KEY_CHARS)
+    key = yield from reader.short_text_until(_KEY_END, MAX_KEY_CHARS)
     yield from reader.spaces()
     if key is None or not (yield from reader.word(_VALUE_BEGIN)):
         return False

@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
-from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import read_arguments
-from cluster.text.tools.lark import ANY_TEXT, Lark, arguments_rule, either, repeated, tools_of
+from cluster.text.tools.lark import ANY_TEXT, Lark, Plain, arguments_rule, either, repeated
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
+from cluster.text.tools.stepped_format import SteppedFormat
 from cluster.text.tools.tool import MAX_NAME_CHARS, Tool, ToolChoice
 
 _CHANNEL, _MESSAGE, _CONSTRAIN, _START = "<|channel|>", "<|message|>", "<|constrain|>", "<|start|>"
@@ -27,26 +25,21 @@ _ENDS = Marks([_END, _CALL, _RETURN, _START, _CHANNEL])
 _RECIPIENT = re.compile(rf"to=functions\.([A-Za-z0-9_.:/-]{{1,{MAX_NAME_CHARS}}})(?![A-Za-z0-9_.:/-])")
 
 
-class Harmony:
+class Harmony(SteppedFormat):
     name = "harmony"
-    history_needs = HistoryNeeds()
     marks_every_answer = True
 
     def detects(self, chat_template: str) -> bool:
         return _CHANNEL in chat_template and _MESSAGE in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return SteppedParser(_read_answer)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output)
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
         bodies = []
-        for index, tool in enumerate(tools_of(tools, choice)):
-            bodies.append(
-                f"{lark.marks(tool.name + ' ', _CONSTRAIN, 'json', _MESSAGE)} {arguments_rule(lark, tool, index)}"
-            )
+        for index, tool in enumerate(tools):
+            head = lark.marks(Plain(tool.name + " "), _CONSTRAIN, "json", _MESSAGE)
+            bodies.append(f"{head} {arguments_rule(lark, tool, index)}")
         next_message = lark.marks(_START, "assistant")
         text = lark.text_up_to("text_and_end", _END)
         lark.rule("thought", f"{lark.marks(_CHANNEL, 'analysis', _MESSAGE)} {text} {next_message}")

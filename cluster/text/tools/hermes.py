@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
-from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import JsonCall, read_end
-from cluster.text.tools.lark import Lark, answer_with_calls, json_call, repeated, tools_of
+from cluster.text.tools.lark import Lark, answer_with_calls, json_call, repeated
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
+from cluster.text.tools.stepped_format import SteppedFormat
 from cluster.text.tools.tool import Tool, ToolChoice
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _MARKS = Marks([BEGIN])
 
 
-class Hermes:
+class Hermes(SteppedFormat):
     name = "hermes"
-    history_needs = HistoryNeeds()
-    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return BEGIN in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return SteppedParser(_read_answer)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output)
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
-        call = json_call(lark, tools_of(tools, choice), "\n", lark.marks("}\n", END))
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
+        call = json_call(lark, tools, "\n", lark.marks("}\n", END))
         calls = repeated(lark, call, lark.marks("\n", BEGIN), choice, parallel) if call else ""
         return answer_with_calls(lark, BEGIN, calls, choice)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from actors.errors import InvalidRequest, Size
 from cluster.json_schemas import json_rule
+from cluster.structured_outputs import MAX_GRAMMAR_CHARS
 from cluster.text.tools.format import SpecialTokenId
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
 
@@ -14,15 +17,27 @@ ANY_TEXT = "/(?s:.*)/"
 _ANSWER_TEXT = "ANSWER_TEXT"
 
 
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Text that is no mark, even if a special token has the same text: a client's."""
+
+    text: str
+
+
 class Lark:
-    """A grammar in the making."""
+    """A grammar in the making. Raises InvalidRequest for `tools` when it becomes longer than MAX_GRAMMAR_CHARS."""
 
     def __init__(self, special_token_id: SpecialTokenId) -> None:
         self._special_token_id = special_token_id
         self._rules: dict[str, str] = {}
         self._shared: dict[str, str] = {}  # names of rules by their bodies
+        self._num_chars = 0
 
     def rule(self, name: str, body: str) -> None:
+        self._num_chars += len(name) + len(body)
+        if self._num_chars > MAX_GRAMMAR_CHARS:
+            told = Size(f"functions with a grammar of more than {MAX_GRAMMAR_CHARS} characters")
+            raise InvalidRequest("tools", told, "send fewer of them, or shorter schemas")
         self._rules[name] = body
 
     def shared_rule(self, name: str, body: str) -> str:
@@ -37,15 +52,15 @@ class Lark:
         token_id = self._special_token_id(text)
         return quoted(text) if token_id is None else f"<[{token_id}]>"
 
-    def marks(self, *texts: str) -> str:
-        """Marks and what stands between them. Neighbours that are ordinary text become one string, so that they have no
-        boundary at which tokens must end."""
+    def marks(self, *texts: str | Plain) -> str:
+        """Marks, as special tokens if the vocabulary has them, and what stands between them. Neighbours that are
+        ordinary text become one string, so that they have no boundary at which tokens must end."""
         parts: list[str] = []
         plain = ""
         for text in texts:
-            token_id = self._special_token_id(text)
+            token_id = None if isinstance(text, Plain) else self._special_token_id(text)
             if token_id is None:
-                plain += text
+                plain += text.text if isinstance(text, Plain) else text
                 continue
             parts += [quoted(plain)] if plain else []
             parts.append(f"<[{token_id}]>")

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
-from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import JsonCall, show_unless_over
-from cluster.text.tools.lark import Lark, answer_text, json_call, quoted, repeated, tools_of
+from cluster.text.tools.lark import Lark, answer_text, json_call, quoted, repeated
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
+from cluster.text.tools.stepped_format import SteppedFormat
 from cluster.text.tools.tool import Tool, ToolChoice
 
 _TAG = "<|python_tag|>"
@@ -19,23 +17,17 @@ _MARKS = Marks([_TAG])
 _TEXT = r"/([ \t\r\n]*[^ \t\r\n{](?s:.*))?/"  # a brace at the beginning begins a call
 
 
-class Llama3Json:
+class Llama3Json(SteppedFormat):
     name = "llama3_json"
-    history_needs = HistoryNeeds()
-    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return "<|start_header_id|>" in chat_template and '"parameters"' in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        names = frozenset(tool.name for tool in tools)
-        return SteppedParser(lambda reader, output: _read_answer(reader, output, names))
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output, frozenset(tool.name for tool in tools))
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
-        call = json_call(lark, tools_of(tools, choice), "", quoted("}"), "parameters")
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
+        call = json_call(lark, tools, "", quoted("}"), "parameters")
         calls = repeated(lark, call, quoted("; "), choice, parallel) if call else ""
         if choice == "auto" and calls:
             tag = f"[{lark.mark(_TAG)}]" if lark.is_special(_TAG) else ""

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
 from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import JsonCall, read_arguments, show_unless_over
 from cluster.text.tools.lark import (
     Lark,
+    Plain,
     answer_with_calls,
     arguments_rule,
     either,
     json_call,
     quoted,
     repeated,
-    tools_of,
 )
 from cluster.text.tools.names import read_name
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
+from cluster.text.tools.stepped_format import SteppedFormat
 from cluster.text.tools.tool import Tool, ToolChoice
 
 _BEGIN, _ARGUMENTS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -31,45 +30,37 @@ _MARKS = Marks([_BEGIN])
 _SHORT_IDS = HistoryNeeds(short_ids=True)
 
 
-class MistralArray:
+class MistralArray(SteppedFormat):
     name = "mistral"
     history_needs = _SHORT_IDS
-    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and _ARGUMENTS not in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return SteppedParser(_read_answer)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output)
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
-        call = json_call(lark, tools_of(tools, choice), "", quoted("}"))
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
+        call = json_call(lark, tools, "", quoted("}"))
         # Tokenizers of some versions write a space before the bracket.
         calls = f"/ ?\\[/ {repeated(lark, call, quoted(', '), choice, parallel)} {quoted(']')}" if call else ""
         return answer_with_calls(lark, _BEGIN, calls, choice)
 
 
-class MistralArgs:
+class MistralArgs(SteppedFormat):
     name = "mistral_args"
     history_needs = _SHORT_IDS
-    marks_every_answer = False
 
     def detects(self, chat_template: str) -> bool:
         return _BEGIN in chat_template and _ARGUMENTS in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        return SteppedParser(_read_answer)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output)
 
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
+    def _write(self, lark: Lark, tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str:
         bodies = []
-        for index, tool in enumerate(tools_of(tools, choice)):
-            bodies.append(f"{lark.marks(tool.name, _ARGUMENTS)} {arguments_rule(lark, tool, index)}")
+        for index, tool in enumerate(tools):
+            bodies.append(f"{lark.marks(Plain(tool.name), _ARGUMENTS)} {arguments_rule(lark, tool, index)}")
         calls = repeated(lark, either(bodies), lark.mark(_BEGIN), choice, parallel) if bodies else ""
         return answer_with_calls(lark, _BEGIN, calls, choice)
 

@@ -6,54 +6,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.text.tools.format import SpecialTokenId, ToolParser
-from cluster.text.tools.history import HistoryNeeds
 from cluster.text.tools.json_call import read_end
-from cluster.text.tools.lark import Lark, answer_with_calls, either, line, repeated, tools_of
 from cluster.text.tools.names import read_name
 from cluster.text.tools.output import Output
 from cluster.text.tools.reader import Marks, Reader, Steps
-from cluster.text.tools.stepped_parser import SteppedParser
-from cluster.text.tools.tool import Tool, ToolChoice
+from cluster.text.tools.tool import Tool
 from cluster.text.tools.typed_arguments import TypedArguments
-from cluster.text.tools.typed_grammar import ValueStyle, typed_members
+from cluster.text.tools.typed_format import MAX_KEY_CHARS, TypedFormat, schemas_of
+from cluster.text.tools.typed_grammar import ValueStyle
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_MAX_KEY_CHARS = 256
 _MARKS = Marks([_BEGIN, _FUNCTION])  # models leave the outer mark out
 _VALUE_MARKS = Marks(["\n" + _PARAMETER_END, _PARAMETER_END])
 
 
-class Qwen3Coder:
+class Qwen3Coder(TypedFormat):
     name = "qwen3_coder"
-    history_needs = HistoryNeeds()
-    marks_every_answer = False
+    begin = _BEGIN
+    before_name = ("\n", _FUNCTION)
+    after_name = ">"
+    style = ValueStyle(
+        before_key=(_PARAMETER,), after_key=(">\n",), end=_PARAMETER_END, before_end=("\n",), after_value=("\n",)
+    )
+    end = (_FUNCTION_END, "\n", _END)
 
     def detects(self, chat_template: str) -> bool:
         return _FUNCTION in chat_template and _PARAMETER in chat_template
 
-    def parser(self, tools: Sequence[Tool]) -> ToolParser:
-        schemas = {tool.name: tool.parameters for tool in tools}
-        return SteppedParser(lambda reader, output: _read_answer(reader, output, schemas))
-
-    def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, parallel: bool, special_token_id: SpecialTokenId
-    ) -> str:
-        lark = Lark(special_token_id)
-        style = ValueStyle(
-            before_key=(_PARAMETER,), after_key=(">\n",), end=_PARAMETER_END, before_end=("\n",), after_value=("\n",)
-        )
-        bodies = [
-            f"{line(tool.name + '>')} {typed_members(lark, tool, index, style)}"
-            for index, tool in enumerate(tools_of(tools, choice))
-        ]
-        if not bodies:
-            return answer_with_calls(lark, _BEGIN, "", choice)
-        begin, end = lark.marks("\n", _FUNCTION), lark.marks(_FUNCTION_END, "\n", _END)
-        call = f"{begin} {either(bodies)} {end}"
-        return answer_with_calls(lark, _BEGIN, repeated(lark, call, lark.marks("\n", _BEGIN), choice, parallel), choice)
+    def _read(self, reader: Reader, output: Output, tools: Sequence[Tool]) -> Steps[None]:
+        return _read_answer(reader, output, schemas_of(tools))
 
 
 def _read_answer(reader: Reader, output: Output, schemas: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
@@ -93,7 +76,7 @@ def _read_arguments(reader: Reader, output: Output, schema: Mapping[str, Any]) -
 
 
 def _read_argument(reader: Reader, arguments: TypedArguments) -> Steps[bool]:
-    key = yield from reader.short_text_until(">", _MAX_KEY_CHARS)
+    key = yield from reader.short_text_until(">", MAX_KEY_CHARS)
     if key is None:
         return False
     if (yield from reader.peek()) == "\n":

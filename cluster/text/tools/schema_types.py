@@ -6,15 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 ALL_TYPES = frozenset(("string", "number", "integer", "boolean", "null", "object", "array"))
-_MOST_STEPS = 16  # of references and alternatives
+_MOST_STEPS = 256  # references and alternatives
 
 
-def types_of(schema: object, root: Mapping[str, Any], steps: int = _MOST_STEPS) -> frozenset[str]:
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """All types for what cannot be told. root: the schema that local references begin at."""
-    if not isinstance(schema, Mapping) or steps == 0:
-        return ALL_TYPES
-    if "$ref" in schema:
-        return types_of(resolved(schema["$ref"], root), root, steps - 1)
+    found: set[str] = set()
+    followed: set[str] = set()
+    waiting = [schema]
+    for _ in range(_MOST_STEPS):
+        if not waiting:
+            return frozenset(found) or ALL_TYPES
+        part = waiting.pop()
+        if not isinstance(part, Mapping):
+            return ALL_TYPES
+        reference = part.get("$ref")
+        branches = _branches(part)
+        if isinstance(reference, str):
+            if reference not in followed:
+                followed.add(reference)
+                waiting.append(resolved(reference, root))
+        elif branches:
+            waiting += branches
+        else:
+            found |= _own_types(part)
+    return ALL_TYPES
+
+
+def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return frozenset((kinds,)) & ALL_TYPES or ALL_TYPES
@@ -24,11 +43,18 @@ def types_of(schema: object, root: Mapping[str, Any], steps: int = _MOST_STEPS) 
         return frozenset((type_of_value(schema["const"]),))
     if isinstance(schema.get("enum"), list):
         return frozenset(map(type_of_value, schema["enum"]))
+    return ALL_TYPES
+
+
+def _branches(schema: Mapping[str, Any]) -> list[object]:
+    """Alternatives, in a schema that does not say its types otherwise."""
+    if isinstance(schema.get("type"), (str, list)) or "const" in schema or isinstance(schema.get("enum"), list):
+        return []
     for keyword in ("anyOf", "oneOf"):
         branches = schema.get(keyword)
         if isinstance(branches, list) and branches:
-            return frozenset().union(*(types_of(branch, root, steps - 1) for branch in branches[:_MOST_STEPS]))
-    return ALL_TYPES
+            return branches
+    return []
 
 
 def resolved(reference: object, root: Mapping[str, Any]) -> object:
@@ -39,8 +65,13 @@ def resolved(reference: object, root: Mapping[str, Any]) -> object:
     for part in reference[2:].split("/"):
         if not isinstance(found, Mapping):
             return None
-        found = found.get(part.replace("~1", "/").replace("~0", "~"))
+        found = found.get(unescaped(part))
     return found
+
+
+def unescaped(part: str) -> str:
+    """One part of a JSON pointer."""
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def type_of_value(value: object) -> str:

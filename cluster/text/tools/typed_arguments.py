@@ -16,7 +16,8 @@ _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 class TypedArguments:
-    """The arguments of one call that has begun. Strings are passed on as they come, other values when they are whole."""
+    """The arguments of one call that has begun. Strings are passed on as they come, other values when they are
+    whole."""
 
     def __init__(self, reader: Reader, output: Output, schema: Mapping[str, Any]) -> None:
         self._reader = reader

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.json_schemas import json_rule
-from cluster.text.tools.lark import Lark
-from cluster.text.tools.schema_types import resolved, types_of
+from cluster.text.tools.lark import Lark, Plain
+from cluster.text.tools.schema_types import resolved, types_of, unescaped
 from cluster.text.tools.tool import Tool
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -34,33 +34,63 @@ def typed_members(lark: Lark, tool: Tool, index: int, style: ValueStyle) -> str:
     properties = tool.parameters.get("properties")
     if not isinstance(properties, Mapping) or not properties:
         return "" if properties is not None else _any_members(lark, style)
-    required = tool.parameters.get("required") or ()
+    required = tool.parameters.get("required")
+    needed = {key for key in required if isinstance(key, str)} if isinstance(required, list) else set()
     members = []
+    values: dict[str, str] = {}  # expressions by schemas: each is made once
     for number, (key, schema) in enumerate(properties.items()):
         name = f"argument_{index}_{number}"
-        head = lark.marks(*style.before_key, key, *style.after_key)
-        lark.rule(name, f"{head} {_value(lark, tool, schema, f'value_{index}_{number}', style)}")
-        members.append(name if key in required else f"[{name}]")
+        plain = _undescribed(schema)
+        text = json.dumps(plain)
+        if text not in values:
+            values[text] = _value(lark, tool, plain, f"value_{index}_{number}", style)
+        head = lark.marks(*style.before_key, Plain(key), *style.after_key)
+        lark.rule(name, f"{head} {values[text]}")
+        members.append(name if key in needed else f"[{name}]")
     return " ".join(members)
 
 
-def _value(lark: Lark, tool: Tool, schema: object, name: str, style: ValueStyle) -> str:
-    target = resolved(schema["$ref"], tool.parameters) if isinstance(schema, Mapping) and "$ref" in schema else schema
+def _value(lark: Lark, tool: Tool, schema: Mapping[str, Any], name: str, style: ValueStyle) -> str:
+    target = resolved(schema["$ref"], tool.parameters) if "$ref" in schema else schema
     if isinstance(target, Mapping) and (choices := _choices(target)):
-        texts = [lark.marks(text, *style.before_end, style.end, *style.after_value) for text in choices]
+        texts = [lark.marks(Plain(text), *style.before_end, style.end, *style.after_value) for text in choices]
         return "(" + " | ".join(texts) + ")"
     after = lark.marks(*style.after_value) if style.after_value else ""
     if "string" in types_of(schema, tool.parameters):
         return f"{_any_value(lark, style)} {after}"
-    rule = lark.shared_rule(name, json_rule(_alone(schema, tool.parameters), tool.strict))
+    rule = lark.shared_rule(name, json_rule({**_definitions(schema, tool.parameters), **schema}, tool.strict))
     return f"{rule} {lark.marks(*style.before_end, style.end, *style.after_value)}"
 
 
-def _alone(schema: object, root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a property as one of its own. Without what only describes it, more properties have the same."""
+def _undescribed(schema: object) -> dict[str, Any]:
+    """Without what only describes it, more properties have the same schema."""
     known = schema if isinstance(schema, Mapping) else {}
-    definitions = {word: root[word] for word in _DEFINITIONS if word in root} if '"$ref"' in json.dumps(known) else {}
-    return {**definitions, **{word: value for word, value in known.items() if word not in _DESCRIPTIVE}}
+    return {word: value for word, value in known.items() if word not in _DESCRIPTIVE}
+
+
+def _definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The root's definitions that references in a schema lead to."""
+    found: dict[str, dict[str, Any]] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, Mapping):
+            waiting += part.values()
+            reference = part.get("$ref")
+            word, name = _place(reference) if isinstance(reference, str) else ("", "")
+            definitions = root.get(word) if word in _DEFINITIONS else None
+            if isinstance(definitions, Mapping) and name in definitions and name not in found.get(word, {}):
+                found.setdefault(word, {})[name] = definitions[name]
+                waiting.append(definitions[name])
+    return found
+
+
+def _place(reference: str) -> tuple[str, str]:
+    """($defs, x) of #/$defs/x and of what is within it."""
+    start, word, name, *_ = [*reference.split("/", 3), "", "", ""]
+    return (word, unescaped(name)) if start == "#" else ("", "")
 
 
 def _choices(schema: Mapping[str, Any]) -> list[str]:

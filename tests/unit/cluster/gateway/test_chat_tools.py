@@ -194,3 +194,11 @@ async def test_what_is_wrong_with_tools_is_named(fields, param, words):
     assert answer["error"]["param"] == param
     assert words in answer["error"]["message"]
     assert not router.requests
+
+
+async def test_tools_with_too_long_a_grammar_are_refused_by_name():
+    long = {"type": "object", "properties": {"a": {"enum": ["x" * 300_000]}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": long}}]
+    answer, router = await ask(CALL, tools=tools, tool_choice="required")
+    assert (answer["error"]["param"], answer["error"]["code"]) == ("tools", "invalid_value")
+    assert router.requests == []

@@ -21,7 +21,13 @@ async def seen():
 
 
 @pytest.fixture
-async def connect(seen):
+async def released():
+    """Set when answers on the path /waits may end."""
+    return asyncio.Event()
+
+
+@pytest.fixture
+async def connect(seen, released):
     """Opens connections to a server that answers with the number of bytes it has read."""
 
     async def app(scope, receive, send):
@@ -37,6 +43,8 @@ async def connect(seen):
         seen.append((body, message["type"]))
         text = str(len(body)).encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
+        if scope["path"] == "/waits":
+            await released.wait()
         await send({"type": "http.response.body", "body": text})
 
     listener = socket.socket()
@@ -201,3 +209,50 @@ async def flood(writer):
     for _ in range(1000):
         writer.write(b"z" * 300_000)
         await writer.drain()
+
+
+@pytest.mark.parametrize("early", [b"\r\n", b"GET / HTTP/1.1\r\nX"])
+async def test_what_comes_while_an_answer_is_being_sent_does_not_cut_it(connect, hurry, seen, released, early):
+    reader, writer = await connect()
+    writer.write(b"GET /waits HTTP/1.1\r\n\r\n")
+    await until(lambda: seen)
+    writer.write(early)
+    await asyncio.sleep(0.15)
+    released.set()
+    assert await answer(reader) == (200, b"0")
+    if early == b"\r\n":  # no request
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    else:
+        assert await refusal(reader) == (408, "request_timeout")
+
+
+async def test_a_pipelined_body_that_stalls_does_not_cut_the_answer_before_it(connect, hurry, seen, released):
+    reader, writer = await connect()
+    writer.write(b"GET /waits HTTP/1.1\r\n\r\n")
+    await until(lambda: seen)
+    writer.write(POST + b"z")
+    await asyncio.sleep(0.15)
+    released.set()
+    assert await answer(reader) == (200, b"0")
+    assert await refusal(reader) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("body", [b"", b"Content-Length: 4\r\n\r\nbody"])
+async def test_an_upgrade_to_websocket_is_refused(connect, seen, body):
+    reader, writer = await connect()
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n" + upgrade + (body or b"\r\n"))
+    assert await refusal(reader) == (400, "upgrade_not_supported")
+    assert seen == []
+
+
+async def test_another_upgrade_is_ignored_unless_the_request_has_a_body(connect, seen):
+    """Java's client asks for h2c with its first request."""
+    reader, writer = await connect()
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    for _ in range(2):
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n" + upgrade + b"\r\n")
+        assert await answer(reader) == (200, b"0")
+    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n" + upgrade + b"Content-Length: 4\r\n\r\nbody")
+    assert await refusal(reader) == (400, "upgrade_not_supported")
+    assert len(seen) == 2

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
 from actors.grammar.limits import LIMITS
 from cluster.text.tools.reasoning import ReasoningMarks, with_thought
+from cluster.text.tools.schema_types import ALL_TYPES, types_of
 from cluster.text.tools.tool import NamedFunction, Tool
 from paceline_testing.tool_calls import FORMAT_OF_NAME, TIME, TOOLS, TWO_CALLS, WEATHER, read_whole
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -290,6 +292,79 @@ def test_128_tools_compile_within_the_limits(name):
     text = FORMAT_OF_NAME[name].grammar(tools, "auto", True, special)
     matcher = toy_grammars_with_marks().matcher(LLMatcher.grammar_from_lark(text))
     assert len(matcher.allowed_tokens())
+
+
+TYPED = ("glm", "qwen3_coder")
+
+
+def with_definitions(num_properties: int, padding: int) -> dict:
+    """A schema in which every property has a definition of its own, and one of them leads to another."""
+    definitions = {
+        f"d{index}": {"type": "object", "properties": {"p" * padding: {"type": "integer"}}}
+        for index in range(num_properties)
+    }
+    definitions["d0"]["properties"]["next"] = {"$ref": "#/$defs/last"}
+    definitions["last"] = {"type": "object", "properties": {"deep": {"type": "boolean"}}}
+    properties = {f"a{index}": {"$ref": f"#/$defs/d{index}"} for index in range(num_properties)}
+    return {"type": "object", "properties": properties, "$defs": definitions}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_property_takes_the_definitions_that_it_leads_to_along_and_no_others(name):
+    schema = with_definitions(100, 100)
+    grammar = written(name, "required", tools=[Tool("f", "", schema)])
+    assert len(grammar) < 4 * len(json.dumps(schema))
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": with_definitions(2, 1)["$defs"]}
+    grammar = written(name, "required", tools=[Tool("f", "", schema)])
+    assert "deep" in grammar
+    assert '"d1"' not in grammar
+    assert matcher_of(grammar, True)
+
+
+@each
+def test_tools_that_make_too_long_a_grammar_are_refused(name):
+    """Each property leads to all definitions, so that every rule has all of them."""
+    definitions = {f"d{index}": {"type": "object", "properties": {"p" * 100: {}}} for index in range(1000)}
+    definitions["all"] = {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/{key}"} for key in definitions]}}
+    properties = {f"a{index}": {"$ref": "#/$defs/all", "minItems": index} for index in range(100)}
+    if name not in TYPED:  # which take the schema as it is
+        definitions["long"] = {"enum": ["x" * 200_000]}
+    schema = {"type": "object", "properties": properties, "$defs": definitions}
+    with pytest.raises(InvalidRequest, match="tools is functions with a grammar of more than 262144 characters"):
+        written(name, "required", tools=[Tool("f", "", schema)])
+
+
+@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("required", [5, "city", None, [["city"], 5]])
+def test_a_list_of_required_arguments_that_is_none_requires_nothing(name, required):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": required}
+    grammar = written(name, "required", tools=[Tool("f", "", schema)])
+    assert "[argument_0_0]" in grammar
+
+
+@each
+def test_a_clients_text_is_never_a_special_token(name):
+    """It would end the answer, or a call."""
+    properties = {"<|end|>": {"enum": ["</tool_call>", "<|call|>"]}}
+    tool = Tool("[ARGS]", "", {"type": "object", "properties": properties, "required": ["<|end|>"]})
+    special = vocabulary(True)[2]
+    free = {"<|end|>", "<|call|>", "[ARGS]", "</tool_call>"}
+
+    def id_of(text):
+        return special(text) if text in free else None
+
+    alone = FORMAT_OF_NAME[name].grammar([tool], "required", False, id_of)
+    other = Tool("f", "", {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]})
+    usual = FORMAT_OF_NAME[name].grammar([other], "required", False, id_of)
+    assert alone.count("<[") == usual.count("<[")
+
+
+def test_types_of_schemas_that_lead_to_themselves():
+    root = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 16 + [{"type": "integer"}]}, "b": {"$ref": "#/$defs/b"}}}
+    assert types_of({"$ref": "#/$defs/a"}, root) == {"integer"}
+    assert types_of({"$ref": "#/$defs/b"}, root) == ALL_TYPES
+    deep = {f"c{index}": {"anyOf": [{"$ref": f"#/$defs/c{index + 1}"}] * 16} for index in range(12)}
+    assert types_of({"$ref": "#/$defs/c0"}, {"$defs": {**deep, "c12": {"type": "null"}}}) == {"null"}
 
 
 def test_keywords_that_no_grammar_follows():
