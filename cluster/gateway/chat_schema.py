@@ -9,10 +9,10 @@ from pydantic import Field
 
 from actors.errors import InvalidRequest
 from cluster.gateway.call import GenerationCall
-from cluster.gateway.schema import GenerationFields, TextPart, make_call, text_of
+from cluster.gateway.schema import GenerationFields, ReasoningEffort, TextPart, make_call, text_of
 from cluster.gateway.tool_choice import MAX_TOOLS, AllowedFunctions, FunctionName, ToolFieldNames, tool_use_of
 from cluster.generation import NumNewTokens
-from cluster.text.chat_format import ToolUse
+from cluster.text.chat_format import ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions, check_variables
 from cluster.text.text_codec import ChatMessage, Conversation
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
@@ -103,9 +103,10 @@ class ChatBody(TemplateFields, GenerationFields):
     max_completion_tokens: NumNewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # null: as the chat template has it
 
 
-def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
+def chat_call(body: ChatBody, chat_format: ChatFormat, timeout_s: float | None) -> GenerationCall:
     """Raises InvalidRequest."""
     newer = body.max_completion_tokens
     max_tokens = body.max_tokens if newer is None else newer
@@ -118,7 +119,7 @@ def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
         logprobs=_num_logprobs(body),
         timeout_s=timeout_s,
     )
-    call = replace(call, template=template_options(body), tool_use=tool_use(body))
+    call = replace(call, template=_template_with_effort(body, chat_format), tool_use=tool_use(body))
     return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
 
 
@@ -171,6 +172,15 @@ def template_options(body: TemplateFields) -> TemplateOptions:
         raise InvalidRequest("add_generation_prompt", True, limit)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return TemplateOptions(opens, continues, variables)
+
+
+def _template_with_effort(body: ChatBody, chat_format: ChatFormat) -> TemplateOptions:
+    """Variables of chat_template_kwargs take precedence. Raises InvalidRequest."""
+    options = template_options(body)
+    if body.reasoning_effort is None:
+        return options
+    effort = chat_format.effort_variables(body.reasoning_effort, "reasoning_effort")
+    return replace(options, variables={**effort, **options.variables})
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

@@ -166,7 +166,7 @@ with echo_gateway("toy") as (address, _, router):
 
 @pytest.fixture(scope="module")
 def address():
-    """Of a gateway in a process of its own, so that only it can hold up its calls."""
+    """Address of a gateway in a process of its own, so that only it can hold up its calls."""
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
         yield f"http://{server.stdout.readline().strip()}"
         server.stdin.close()  # it ends
@@ -179,7 +179,7 @@ def post(address, body):
 
 
 async def longest_gap_s(address, attack):
-    """Of a probe and between the chunks of a stream, while the attack lasts; and what the attack returns."""
+    """What the attack returns, and the longest answer time of a probe and gap in a stream while it lasts."""
     gaps = {"probe": 0.0, "stream": 0.0}
     done = asyncio.Event()
 
