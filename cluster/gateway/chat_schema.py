@@ -94,6 +94,7 @@ class TemplateFields(StrictFields):
     add_generation_prompt: bool | None = None  # null: unless continue_final_message
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # null: as the chat template has it
     add_special_tokens: bool | None = None  # the template writes them: it must not be true
 
 
@@ -103,7 +104,6 @@ class ChatBody(TemplateFields, GenerationFields):
     max_completion_tokens: NumNewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    reasoning_effort: ReasoningEffort | None = None  # null: as the chat template has it
 
 
 def chat_call(body: ChatBody, chat_format: ChatFormat, timeout_s: float | None) -> GenerationCall:
@@ -119,7 +119,7 @@ def chat_call(body: ChatBody, chat_format: ChatFormat, timeout_s: float | None) 
         logprobs=_num_logprobs(body),
         timeout_s=timeout_s,
     )
-    call = replace(call, template=_template_with_effort(body, chat_format), tool_use=tool_use(body))
+    call = replace(call, template=template_options(body, chat_format), tool_use=tool_use(body))
     return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
 
 
@@ -160,10 +160,12 @@ def _wanted(choice: ToolChoiceField | None) -> ToolChoice | AllowedFunctions:
     return choice or "auto"
 
 
-def template_options(body: TemplateFields) -> TemplateOptions:
+def template_options(body: TemplateFields, chat_format: ChatFormat) -> TemplateOptions:
     """Raises InvalidRequest for options that exclude each other, or that are not the template's."""
     variables = body.chat_template_kwargs or {}
     check_variables(variables, "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        variables = chat_format.effort_variables(body.reasoning_effort, "reasoning_effort") | variables
     if body.add_special_tokens:
         raise InvalidRequest("add_special_tokens", True, "the chat template writes the special tokens; leave it out")
     continues = bool(body.continue_final_message)
@@ -172,15 +174,6 @@ def template_options(body: TemplateFields) -> TemplateOptions:
         raise InvalidRequest("add_generation_prompt", True, limit)
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     return TemplateOptions(opens, continues, variables)
-
-
-def _template_with_effort(body: ChatBody, chat_format: ChatFormat) -> TemplateOptions:
-    """Variables of chat_template_kwargs take precedence. Raises InvalidRequest."""
-    options = template_options(body)
-    if body.reasoning_effort is None:
-        return options
-    effort = chat_format.effort_variables(body.reasoning_effort, "reasoning_effort")
-    return replace(options, variables={**effort, **options.variables})
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

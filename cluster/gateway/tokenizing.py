@@ -76,7 +76,8 @@ async def tokenize(service: GenerationService, body: TokenizeBody, tenant: Tenan
     if isinstance(body, TokenizePromptBody):
         prompt, field, template, tools = body.prompt, "prompt", TemplateOptions(), NO_TOOLS
     else:
-        prompt, field, template, tools = conversation_of(body), "messages", template_options(body), tool_use(body)
+        template = template_options(body, service.codec.chat_format)
+        prompt, field, tools = conversation_of(body), "messages", tool_use(body)
     adds = body.add_special_tokens is not False
     found = await service.tokens_of(
         prompt, field, tenant=tenant, add_special_tokens=adds, template=template, tool_use=tools
