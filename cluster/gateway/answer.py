@@ -219,13 +219,12 @@ class Answer:
 
 
 class AnswerText:
-    """Text of one answer, detokenised and cut at stop strings and stop tokens."""
+    """Text of one answer, detokenised and cut at stop strings. Routers emit no stop tokens."""
 
     def __init__(
         self,
         codec: TextCodec,
         call: GenerationCall,
-        request: GenerationRequest,
         context: Sequence[int],
         sources: TextSources | None = None,
     ) -> None:
@@ -234,9 +233,7 @@ class AnswerText:
         self._detokenizer = Detokenizer(partial(codec.decode, skip_special_tokens=call.skip_special_tokens), context)
         self._stops = StopStrings(call.stop, shows_match=call.shows_stop)
         self._has_stops = bool(call.stop)
-        self._shows_stop = call.shows_stop
         self._sources = sources
-        self._stop_token_ids = frozenset(request.stop_token_ids)
         self.num_tokens = 0  # up to the last token of a stop string
 
     @property
@@ -251,18 +248,14 @@ class AnswerText:
             before = self._detokenizer.copy(), self._stops.copy()
         num_before = self.num_tokens
         self.num_tokens += len(token_ids)
-        spoken = token_ids
-        stopped = chunk.finish_reason == "stop" and token_ids and token_ids[-1] in self._stop_token_ids
-        if stopped and not self._shows_stop:
-            spoken = token_ids[:-1]
-        text = self._detokenizer.push(spoken) if spoken else ""
+        text = self._detokenizer.push(token_ids) if token_ids else ""
         if chunk.finish_reason is not None:
             text += self._detokenizer.flush()
         if self._sources is not None:
             self._sources.add(len(text), chunk.sources[0] if chunk.sources else TARGET)
         shown, matched = self._stops.push(text)
         if matched:
-            self.num_tokens = num_before + _tokens_to_match(*before, spoken)
+            self.num_tokens = num_before + _tokens_to_match(*before, token_ids)
             return shown, "stop"
         if chunk.finish_reason is None:
             return shown, None

@@ -6,7 +6,6 @@ validated or rendered. Its values are counted in the bytes first, at about a gig
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +13,16 @@ from actors.errors import InvalidRequest, Size
 from cluster.gateway.errors import BodyTooLarge
 from cluster.gateway.schema import parse_json_object
 from cluster.gateway.service import MAX_CHOICES
+from cluster.text.json_shape import without_strings
 from cluster.validation import counted
 
 MAX_STRINGS = 1 << 17  # keys included
 MAX_CONTAINERS = 1 << 16  # lists and objects
 MAX_MESSAGES = 1 << 13
+MAX_PARTS = 1 << 12  # content parts and tool calls of all messages together
 MAX_FIELDS = 1 << 8  # of the body itself
 _SPARE_VALUES = 1 << 17  # besides token ids
-
-# A string, or the open end of one: it always matches, so that damaged bodies take no longer than others.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
+_PART_LISTS = ("content", "tool_calls", "output", "summary")  # of messages and input items
 
 
 def read_fields(data: bytes, max_model_len: int) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def check_shape(data: bytes, max_model_len: int) -> None:
     num_values = data.count(b",")
     if num_containers <= MAX_CONTAINERS and num_values <= max_model_len:
         return
-    bare = _STRING.sub(b"", data)  # text may hold any number of brackets and commas
+    bare = without_strings(data)
     num_lists = bare.count(b"[")
     _limit("lists and objects", num_lists + bare.count(b"{"), MAX_CONTAINERS)
     # A prompt of token ids is a list, of several prompts a list of lists.
@@ -62,6 +61,8 @@ def check_lengths(fields: Mapping[str, Any], max_model_len: int) -> None:
         if isinstance(given, Sequence) and not isinstance(given, str) and len(given) > most:
             limit = f"at most {most} {noun}s are taken, since the model has room for {max_model_len} tokens"
             raise InvalidRequest(name, counted(len(given), noun), limit, "context_length_exceeded")
+    for name in ("messages", "input", "system"):
+        check_num_parts(name, _num_parts(fields.get(name)))
     prompt = fields.get("prompt")
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         return
@@ -71,6 +72,22 @@ def check_lengths(fields: Mapping[str, Any], max_model_len: int) -> None:
     elif len(prompt) >= max_model_len:  # token ids
         limit = f"there is room for at most {max_model_len} tokens, prompt and answer together"
         raise InvalidRequest("prompt", counted(len(prompt), "token"), limit, "context_length_exceeded")
+
+
+def check_num_parts(field: str, num_parts: int) -> None:
+    """num_parts: content parts and tool calls of all messages. Raises InvalidRequest."""
+    if num_parts > MAX_PARTS:
+        limit = f"at most {MAX_PARTS} are taken in one call"
+        raise InvalidRequest(field, Size(f"{num_parts} content parts and tool calls"), limit)
+
+
+def _num_parts(given: object) -> int:
+    """Parts and calls in messages, input items or content blocks, whose fields are not validated yet."""
+    if not isinstance(given, list):
+        return 0
+    lists = [item.get(name) for item in given if isinstance(item, dict) for name in _PART_LISTS]
+    # A tool_result block has content of its own.
+    return sum(len(one) + _num_parts(one) for one in lists if isinstance(one, list))
 
 
 def _limit(what: str, count: int, most: int) -> None:

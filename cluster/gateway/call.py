@@ -36,7 +36,7 @@ class GenerationCall:
     constraint_field: str = "structured_outputs"  # the client's name of `options.structured_outputs`
     stop: tuple[str, ...] = ()
     stop_field: str = "stop"
-    shows_stop: bool = False  # the text ends with the stop string or stop token that ended it
+    shows_stop: bool = False  # the text ends with the stop string that ended it
     skip_special_tokens: bool = True  # in the text
     echo: bool = False  # the text begins with the prompt
     hides_answer: bool = False  # only the prompt is of interest

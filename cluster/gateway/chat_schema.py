@@ -9,10 +9,10 @@ from pydantic import Field
 
 from actors.errors import InvalidRequest
 from cluster.gateway.call import GenerationCall
-from cluster.gateway.schema import GenerationFields, TextPart, make_call, text_of
+from cluster.gateway.schema import GenerationFields, ReasoningEffort, TextPart, make_call, text_of
 from cluster.gateway.tool_choice import MAX_TOOLS, AllowedFunctions, FunctionName, ToolFieldNames, tool_use_of
 from cluster.generation import NumNewTokens
-from cluster.text.chat_format import ToolUse
+from cluster.text.chat_format import ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions, check_variables
 from cluster.text.text_codec import ChatMessage, Conversation
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
@@ -94,6 +94,7 @@ class TemplateFields(StrictFields):
     add_generation_prompt: bool | None = None  # null: unless continue_final_message
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None  # null: as the chat template has it
     add_special_tokens: bool | None = None  # the template writes them: it must not be true
 
 
@@ -105,7 +106,7 @@ class ChatBody(TemplateFields, GenerationFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
-def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
+def chat_call(body: ChatBody, chat_format: ChatFormat, timeout_s: float | None) -> GenerationCall:
     """Raises InvalidRequest."""
     newer = body.max_completion_tokens
     max_tokens = body.max_tokens if newer is None else newer
@@ -118,7 +119,7 @@ def chat_call(body: ChatBody, timeout_s: float | None) -> GenerationCall:
         logprobs=_num_logprobs(body),
         timeout_s=timeout_s,
     )
-    call = replace(call, template=template_options(body), tool_use=tool_use(body))
+    call = replace(call, template=template_options(body, chat_format), tool_use=tool_use(body))
     return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
 
 
@@ -159,10 +160,12 @@ def _wanted(choice: ToolChoiceField | None) -> ToolChoice | AllowedFunctions:
     return choice or "auto"
 
 
-def template_options(body: TemplateFields) -> TemplateOptions:
+def template_options(body: TemplateFields, chat_format: ChatFormat) -> TemplateOptions:
     """Raises InvalidRequest for options that exclude each other, or that are not the template's."""
     variables = body.chat_template_kwargs or {}
     check_variables(variables, "chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        variables = chat_format.effort_variables(body.reasoning_effort, "reasoning_effort") | variables
     if body.add_special_tokens:
         raise InvalidRequest("add_special_tokens", True, "the chat template writes the special tokens; leave it out")
     continues = bool(body.continue_final_message)

@@ -55,7 +55,6 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "prompt_cache_key": _SPEED,
     "prompt_cache_options": _only(),
     "prompt_cache_retention": _SPEED,
-    "reasoning_effort": _only("none", reason="pass what the chat template knows in chat_template_kwargs"),
     "safety_identifier": _BOOKKEEPING,
     "service_tier": _only("auto", "default", "flex", reason="there is one tier"),
     "store": _only(False, reason="nothing is stored here"),

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.body_limits import check_lengths
+from cluster.gateway.body_limits import check_lengths, check_num_parts
 from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.errors import BodyTooLarge, status_of
@@ -40,6 +40,7 @@ from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import pad
 from cluster.gateway.tokenizing import DetokenizeBody, detokenize, parse_tokenize, tokenize
 from cluster.tenants.gatekeeper import Tenant
+from cluster.text.chat_format import ChatFormat
 from cluster.validation import counted
 
 logger = logging.getLogger(__name__)
@@ -122,11 +123,11 @@ class InferenceServicer:
         self, request: inference_pb2.TokenizeRequest, grpc_context: Context
     ) -> inference_pb2.TokenizeResponse:
         try:
-            self._enter(grpc_context)
+            tenant = self._enter(grpc_context)
             with _own_fields(), self._service.counting_refusals():
                 self._check_size(request)
-                check_lengths({"messages": request.conversation.messages}, self._service.model.max_model_len)
-                found = await tokenize(self._service, parse_tokenize(_tokenize_fields(request)))
+                self._check_lengths(request)
+                found = await tokenize(self._service, parse_tokenize(_tokenize_fields(request)), tenant)
         except Exception as error:
             _tell(error, grpc_context)
             return inference_pb2.TokenizeResponse()  # not sent
@@ -190,11 +191,18 @@ class InferenceServicer:
         tenant = self._enter(context)
         with _own_fields(), self._service.counting_refusals():
             self._check_size(request)
-            lengths = {"messages": request.conversation.messages, "prompt": request.prompt_token_ids.ids}
-            check_lengths(lengths, self._service.model.max_model_len)
-            call = _call(request)
+            self._check_lengths(request, request.prompt_token_ids.ids)
+            call = _call(request, self._service.codec.chat_format)
         with _own_fields():
             return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
+
+    def _check_lengths(
+        self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest, token_ids: Sequence[int] = ()
+    ) -> None:
+        """Raises InvalidRequest."""
+        messages = request.conversation.messages
+        check_lengths({"messages": messages, "prompt": token_ids}, self._service.model.max_model_len)
+        check_num_parts("messages", sum(len(message.tool_calls) for message in messages))
 
     def _check_size(self, request: Any) -> None:
         """Raises BodyTooLarge."""
@@ -220,7 +228,7 @@ def _origin_of(context: Context) -> CallOrigin:
     return CallOrigin(found, given.get("traceparent"), given.get("tracestate"))
 
 
-def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
+def _call(request: inference_pb2.GenerateRequest, chat_format: ChatFormat) -> GenerationCall:
     """Raises InvalidRequest, with the same messages as over HTTP."""
     timeout_s = request.timeout_s if request.HasField("timeout_s") else None
     if timeout_s is not None and not 0 < timeout_s < float("inf"):
@@ -249,7 +257,7 @@ def _call(request: inference_pb2.GenerateRequest) -> GenerationCall:
         if request.echo:
             raise InvalidRequest("echo", True, "a conversation is not echoed; send its text as prompt")
         fields |= conversation_fields(request) | choice_fields(request) | logprob_fields(request)
-        return chat_call(parse_fields(ChatBody, fields), timeout_s)
+        return chat_call(parse_fields(ChatBody, fields), chat_format, timeout_s)
     if kind is None:
         raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
     refuse_chat_fields(request)

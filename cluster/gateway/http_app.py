@@ -245,7 +245,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService, config: Gateway
         with service.counting_refusals():
             fields = read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
             body = parse_fields(ChatBody, fields, config.unknown_fields)
-            call = chat_call(body, timeout_s(request))
+            call = chat_call(body, service.codec.chat_format, timeout_s(request))
         return await answer(request, "chatcmpl", body, call)
 
     async def answer(request: Request, prefix: str, body: GenerationFields, call: GenerationCall) -> Response:

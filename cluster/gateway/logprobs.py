@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,21 +53,28 @@ def chat_logprobs(scores: Sequence[TokenScore], strings: TokenStrings) -> dict[s
     }
 
 
-def completion_logprobs(scores: Sequence[TokenScore], strings: TokenStrings, offset: int) -> tuple[dict[str, Any], int]:
-    """`logprobs` of a text completion's choice, and the offset of what follows. offset: of the first token in the
-    choice's whole text, in characters."""
-    tokens = [strings.text_of(score.token_id) for score in scores]
-    offsets = []
-    for score in scores:
-        offsets.append(offset)
-        offset += len(strings.bytes_of(score.token_id).decode(errors="ignore"))
-    written = {
-        "tokens": tokens,
+class TextOffsets:
+    """Where the tokens of one text begin, in characters. A character that several tokens make counts with its last."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._next = 0
+
+    def push(self, token: bytes) -> int:
+        """The next token's offset."""
+        offset = self._next
+        self._next += len(self._decoder.decode(token))
+        return offset
+
+
+def completion_logprobs(scores: Sequence[TokenScore], strings: TokenStrings, offsets: TextOffsets) -> dict[str, Any]:
+    """`logprobs` of a text completion's choice. offsets: of the choice's whole text."""
+    return {
+        "tokens": [strings.text_of(score.token_id) for score in scores],
         "token_logprobs": [score.logprob for score in scores],
         "top_logprobs": [None if score.logprob is None else _by_text(score, strings) for score in scores],
-        "text_offset": offsets,
+        "text_offset": [offsets.push(strings.bytes_of(score.token_id)) for score in scores],
     }
-    return written, offset
 
 
 def _by_text(score: TokenScore, strings: TokenStrings) -> dict[str, float]:

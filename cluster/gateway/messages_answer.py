@@ -134,7 +134,7 @@ def new_tool_use_id() -> str:
 
 
 def _object_of(text: str) -> dict[str, Any]:
-    """Of JSON text that the end of an answer may have cut off: its members that are complete."""
+    """The complete members of a JSON object whose text the end of an answer may have cut off."""
     try:
         found = from_json(text or "{}", allow_partial=True)
     except ValueError:

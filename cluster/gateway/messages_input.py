@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -11,7 +10,6 @@ from pydantic import Field, Tag
 from actors.errors import InvalidRequest
 from cluster.gateway.unions import LIST, TEXT, by_type, text_or_list, type_tag
 from cluster.text.text_codec import ChatMessage, Conversation
-from cluster.text.tools.history import parsed_arguments
 from cluster.validation import StrictFields, shown
 
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -116,10 +114,8 @@ def _answer(blocks: list[ContentBlock], call_ids: set[str], place: str) -> ChatM
         elif isinstance(block, ThinkingBlock):
             thoughts += block.thinking
         elif isinstance(block, ToolUseBlock):
-            arguments = json.dumps(block.input, ensure_ascii=False)
-            parsed_arguments(arguments, f"{place}.content[{number}].input")
             calls.append({
-                "id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments},
+                "id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input},
             })  # fmt: skip
             call_ids.add(block.id)
         elif isinstance(block, ToolResultBlock):

@@ -50,7 +50,11 @@ def add_messages_routes(app: FastAPI, service: GenerationService, config: Gatewa
             body = parse_fields(CountTokensBody, await fields_of(request), config.unknown_fields)
             service.check_model(body.model)
             prompt = messages_prompt(body, service.codec.chat_format)
-            encoded = await service.codec.encode_prompt(
-                prompt.conversation, "messages", template=prompt.template, tool_use=prompt.tool_use
+            token_ids = await service.tokens_of(
+                prompt.conversation,
+                "messages",
+                tenant=request.state.tenant,
+                template=prompt.template,
+                tool_use=prompt.tool_use,
             )
-        return json_answer({"input_tokens": len(encoded.token_ids)})
+        return json_answer({"input_tokens": len(token_ids)})

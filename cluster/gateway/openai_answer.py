@@ -14,7 +14,7 @@ import msgspec
 from actors.messages import SpeculationStats
 from cluster.gateway.answer import PreparedCall
 from cluster.gateway.call import Piece, joined
-from cluster.gateway.logprobs import completion_logprobs
+from cluster.gateway.logprobs import TextOffsets, completion_logprobs
 from cluster.gateway.service import GenerationService
 
 _PREDICTION = "prediction"  # the drafter that proposes a call's prediction
@@ -151,7 +151,7 @@ class CompletionWriter(AnswerWriter):
 
     def __init__(self, prepared: PreparedCall, service: GenerationService, fingerprint: str) -> None:
         super().__init__(prepared, service, fingerprint)
-        self._offsets = [0] * len(prepared.requests)  # characters of the tokens so far
+        self._offsets = [TextOffsets() for _ in prepared.requests]
 
     def _whole_choice(self, piece: Piece) -> dict[str, Any]:
         (choice,) = self._chunk_choices(piece, is_first=True)
@@ -164,9 +164,7 @@ class CompletionWriter(AnswerWriter):
         return [choice]
 
     def _logprobs(self, tokens: Piece) -> dict[str, Any]:
-        offset = self._offsets[tokens.choice]
-        written, self._offsets[tokens.choice] = completion_logprobs(tokens.scores, self._strings, offset)
-        return written
+        return completion_logprobs(tokens.scores, self._strings, self._offsets[tokens.choice])
 
 
 def _sum_stats(total: SpeculationStats, part: SpeculationStats) -> SpeculationStats:

@@ -180,7 +180,7 @@ class ResponseWriter:
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """Of an item or a part, which goes on growing: as deep as what grows."""
+    """A copy of an item or a part that goes on growing, with copies of its lists and of the objects in them."""
     return {
         name: [_copy(one) if isinstance(one, dict) else one for one in value] if isinstance(value, list) else value
         for name, value in item.items()

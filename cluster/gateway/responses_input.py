@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
@@ -11,7 +11,6 @@ from pydantic import Field, Tag
 from actors.errors import InvalidRequest
 from cluster.gateway.unions import LIST, TEXT, by_type, text_or_list, type_tag
 from cluster.text.text_codec import ChatMessage, Conversation
-from cluster.text.tools.history import parsed_arguments
 from cluster.validation import StrictFields, shown
 
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -25,7 +24,7 @@ class InputText(StrictFields):
 
 
 class OutputText(StrictFields):
-    """Of an earlier answer, with what came along."""
+    """Text of an earlier answer, with what came along."""
 
     type: Literal["output_text"]
     text: str
@@ -123,12 +122,26 @@ InputField = Annotated[
 ]
 
 
-@dataclass
+@dataclass(slots=True)
+class _Answer:
+    """Reasoning, text and calls of one message of the assistant, so far."""
+
+    thoughts: list[str] = field(default_factory=list)
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def message(self) -> ChatMessage:
+        thoughts = "".join(self.thoughts) if self.thoughts else None
+        return ChatMessage("assistant", self.text, tuple(self.calls), reasoning_content=thoughts)
+
+
+@dataclass(slots=True)
 class _Turns:
     """Messages so far. Reasoning, text and calls of one answer are one message of the assistant."""
 
     done: list[ChatMessage] = field(default_factory=list)
-    answer: ChatMessage | None = None  # that more items may belong to
+    answer: _Answer | None = None  # that more items may belong to
     call_ids: set[str] = field(default_factory=set)
 
     def add(self, message: ChatMessage) -> None:
@@ -137,30 +150,33 @@ class _Turns:
 
     def close(self) -> None:
         if self.answer is not None:
-            self.done.append(self.answer)
+            self.done.append(self.answer.message)
         self.answer = None
 
     def think(self, text: str) -> None:
-        answer = self._open(self.answer is not None and not (self.answer.content or self.answer.tool_calls))
-        self.answer = replace(answer, reasoning_content=(answer.reasoning_content or "") + text)
+        self._before_text().thoughts.append(text)
 
     def say(self, text: str) -> None:
-        answer = self._open(self.answer is not None and not (self.answer.content or self.answer.tool_calls))
-        self.answer = replace(answer, content=text)
+        self._before_text().text = text
 
     def call(self, call: dict[str, Any]) -> None:
-        answer = self._open(True)
-        self.answer = replace(answer, tool_calls=(*answer.tool_calls, call))
+        self._open().calls.append(call)
         self.call_ids.add(call["id"])
 
-    def _open(self, goes_on: bool) -> ChatMessage:
-        if not goes_on:
+    def _before_text(self) -> _Answer:
+        """The answer that is open if it has neither text nor calls, or a new one."""
+        if self.answer is not None and (self.answer.text or self.answer.calls):
             self.close()
-        return self.answer or ChatMessage("assistant", "")
+        return self._open()
+
+    def _open(self) -> _Answer:
+        if self.answer is None:
+            self.answer = _Answer()
+        return self.answer
 
 
 def conversation_of(input: str | Sequence[InputItem], instructions: str | None) -> Conversation:
-    """Raises InvalidRequest for arguments that are no JSON object, and for the output of an unknown call."""
+    """Arguments of calls are not parsed here. Raises InvalidRequest for the output of an unknown call."""
     turns = _Turns()
     if instructions:
         turns.add(ChatMessage("system", instructions))
@@ -180,9 +196,8 @@ def _take(turns: _Turns, item: InputItem, place: str) -> None:
         else:
             turns.add(ChatMessage("user" if item.role == "user" else "system", _text_of(item.content)))
     elif isinstance(item, FunctionCallItem):
-        parsed_arguments(item.arguments or "{}", f"{place}.arguments")
         function = {"name": item.name, "arguments": item.arguments}
-        turns.call({"id": item.call_id, "type": "function", "function": function})
+        turns.call({"id": item.call_id, "type": "function", "function": function, "field": f"{place}.arguments"})
     elif isinstance(item, FunctionCallOutputItem):
         if item.call_id not in turns.call_ids:
             limit = "it must be the call_id of an earlier function_call in input; nothing is stored between requests"

@@ -12,7 +12,7 @@ from actors.errors import InvalidRequest
 from cluster.gateway.call import GenerationCall
 from cluster.gateway.constraints import Constraint, json_object_constraint, json_schema_constraint
 from cluster.gateway.responses_input import InputField, conversation_of
-from cluster.gateway.schema import GenerationFields, make_call
+from cluster.gateway.schema import GenerationFields, ReasoningEffort, make_call
 from cluster.gateway.tool_choice import MAX_TOOLS, AllowedFunctions, FunctionName, ToolFieldNames, tool_use_of
 from cluster.gateway.unions import TEXT, by_type, type_tag
 from cluster.generation import NumLogprobs, NumNewTokens
@@ -91,7 +91,7 @@ class TextFields(StrictFields):
 
 
 class ReasoningFields(StrictFields):
-    effort: Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None  # thoughts come whole
     generate_summary: Literal["auto"] | None = None
     context: Literal["auto"] | None = None

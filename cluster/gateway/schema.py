@@ -74,6 +74,9 @@ class Prediction(StrictFields):
     content: str | list[TextPart]
 
 
+ReasoningEffort = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]  # chat templates decide which there are
+
+
 class GenerationFields(SamplingFields, ConstraintFields):
     """Fields that both endpoints have. Null means the default."""
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,10 @@ from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
+from cluster.text.chat_format import NO_TOOLS, ToolUse
+from cluster.text.chat_template import TemplateOptions
 from cluster.text.constraint_grammar import constraint_grammar
-from cluster.text.text_codec import EncodedPrompt, TextCodec
+from cluster.text.text_codec import EncodedPrompt, Prompt, TextCodec
 from cluster.text.token_strings import TokenStrings
 from cluster.text.tools.answer_parser import AnswerParser
 from cluster.validation import counted
@@ -47,7 +49,9 @@ logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 32  # prompts x n of one call
 
-_CHARS_A_TOKEN = 16  # of a prediction; what is beyond as many tokens as the model has room for is of no use
+# Only this many characters of a prediction are tokenised for each token that the model has room for. The longest tokens
+# of some vocabularies are longer, but text is not made of them alone.
+_PREDICTION_CHARS_PER_TOKEN = 16
 _RECENT_S = 2.0  # for which probes go by what the router has last said
 
 
@@ -208,48 +212,32 @@ class GenerationService:
         self.check_model(call.model)
         _check_call(call, model, self._config.max_stops)
         deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
-        sharing = None if tenant is None else tenant.sharing
         calls, content = await self._grammars(call)
-        options = call.options
+        sharing, options = None if tenant is None else tenant.sharing, call.options
         scope = scope_of(sharing, options.cache, call.cache_salt, options.namespace, calls + content)
         if scope.reads_others:
             call = replace(call, wants_stats=False, wants_token_sources=False)  # they would tell what others have said
-        if tenant is not None and self._gatekeeper is not None:
-            with self._gatekeeper.counting_refusals():
-                tenant.limiter.check_tokens(self._least_tokens(call))
+        self._check_tokens(tenant, call.prompts)
         encoded, prediction = await self._encode(call, model)
-        prompts = [prompt.token_ids for prompt in encoded]
         starts_inside = encoded[0].starts_inside_thought
         grammar = content
         if call.is_chat:
-            grammar = self.codec.chat_format.whole_grammar(call.tool_use, calls, content, starts_inside)
-            if self.codec.chat_format.parser(call.tool_use, starts_inside) is not None:
-                call = replace(call, skip_special_tokens=False)
-        try:
-            budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
-        except InvalidRequest:
-            if tenant is not None:  # the work of tokenising has been done
-                tenant.limiter.spend(sum(map(len, prompts)))
-            raise
-        timeout_s = max(0.001, deadline - time.monotonic())
-        shared = _request_of(call, model, scope, tenant, grammar)
-        seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
-        requests = tuple(
-            msgspec.structs.replace(
-                shared,
-                request_id=f"{call_id}-{index * call.n + answer}",
-                prompt_token_ids=token_ids,
-                sampling=call.options.sampling(seed + answer),
-                max_new_tokens=budgets[index],
-                timeout_s=timeout_s,
+            call, grammar = self._chat_grammar(call, calls, content, starts_inside)
+        requests = self._requests(
+            call,
+            call_id,
+            [prompt.token_ids for prompt in encoded],
+            tenant=tenant,
+            shared=msgspec.structs.replace(
+                _request_of(call, model, scope, tenant, grammar),
+                timeout_s=max(0.001, deadline - time.monotonic()),
                 # Statistics in each chunk, for a stop string ends a request here, before its last chunk.
                 wants_stats=call.wants_stats or (bool(call.stop) and (trace is not None or bool(call.prediction))),
                 prediction_token_ids=prediction[: model.max_model_len],
                 caller_id=origin.request_id,
                 timed_rounds=-1 if trace is None else trace.round_spans,
-            )
-            for index, token_ids in enumerate(prompts)
-            for answer in range(call.n)
+            ),
+            model=model,
         )
         return PreparedCall(
             call_id=call_id,
@@ -257,18 +245,58 @@ class GenerationService:
             arrived=arrived,
             call=call,
             requests=requests,
-            num_prompt_tokens=sum(len(prompt) for prompt in prompts),
+            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in encoded),
             num_prediction_tokens=0 if scope.reads_others else len(prediction),
             starts_inside_thought=starts_inside,
-            deadline=time.monotonic() + timeout_s,
+            deadline=deadline,
             scope=scope,
             stream_shape=stream_shape(self._config, tenant is not None, call.wants_padding),
             tenant=tenant,
             trace=trace,
         )
 
+    def _chat_grammar(
+        self, call: GenerationCall, calls: str, content: str, starts_inside: bool
+    ) -> tuple[GenerationCall, str]:
+        """The call, with special tokens in the text if a parser reads it, and the grammar of its answers. calls,
+        content: see `_grammars`."""
+        grammar = self.codec.chat_format.whole_grammar(call.tool_use, calls, content, starts_inside)
+        if self.codec.chat_format.parser(call.tool_use, starts_inside) is not None:
+            call = replace(call, skip_special_tokens=False)
+        return call, grammar
+
+    def _requests(
+        self,
+        call: GenerationCall,
+        call_id: str,
+        prompts: Sequence[np.ndarray],
+        *,
+        shared: GenerationRequest,
+        tenant: Tenant | None,
+        model: ServedModel,
+    ) -> tuple[GenerationRequest, ...]:
+        """One per answer, in order of choice. Raises InvalidRequest for lengths beyond the limits."""
+        try:
+            budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
+        except InvalidRequest:
+            if tenant is not None:  # the work of tokenising has been done
+                tenant.limiter.spend(sum(map(len, prompts)))
+            raise
+        seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
+        return tuple(
+            msgspec.structs.replace(
+                shared,
+                request_id=f"{call_id}-{index * call.n + answer}",
+                prompt_token_ids=token_ids,
+                sampling=call.options.sampling(seed + answer),
+                max_new_tokens=budgets[index],
+            )
+            for index, token_ids in enumerate(prompts)
+            for answer in range(call.n)
+        )
+
     async def _grammars(self, call: GenerationCall) -> tuple[str, str]:
-        """Of calls of tools, and of the content, "": none. Raises InvalidRequest."""
+        """The grammars of tool calls and of the content; "": none. Raises InvalidRequest."""
         outputs, content = call.options.structured_outputs, ""
         if outputs is not None:
             special_ids = self.codec.chat_format.special_ids
@@ -282,11 +310,41 @@ class GenerationService:
         """A new one for each answer of a chat; None: all of it is content."""
         return self.codec.chat_format.parser(prepared.call.tool_use, prepared.starts_inside_thought)
 
-    def _least_tokens(self, call: GenerationCall) -> int:
-        """A lower bound of the tokens of all prompts, before they are tokenised."""
-        return sum(
-            self.codec.least_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in call.prompts
+    async def tokens_of(
+        self,
+        prompt: Prompt,
+        field: str,
+        *,
+        tenant: Tenant | None,
+        add_special_tokens: bool = True,
+        template: TemplateOptions | None = None,
+        tool_use: ToolUse = NO_TOOLS,
+    ) -> np.ndarray:
+        """The tokens of a prompt that nothing is generated for, int32 [n]. They count towards the tenant's limit.
+
+        Raises OverLimit, and what `TextCodec.encode_prompt` raises.
+        """
+        self._check_tokens(tenant, (prompt,))
+        encoded = await self.codec.encode_prompt(
+            prompt,
+            field,
+            add_special_tokens=add_special_tokens,
+            template=template,
+            tool_use=tool_use,
+            max_model_len=self.model.max_model_len,
         )
+        if tenant is not None:
+            tenant.limiter.spend(len(encoded.token_ids))
+        return encoded.token_ids
+
+    def _check_tokens(self, tenant: Tenant | None, prompts: Iterable[Prompt]) -> None:
+        """Raises OverLimit where the prompts have more tokens than the tenant has left, as far as their lengths tell
+        before they are tokenised."""
+        if tenant is None or self._gatekeeper is None:
+            return
+        least = sum(self.codec.least_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in prompts)
+        with self._gatekeeper.counting_refusals():
+            tenant.limiter.check_tokens(least)
 
     async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[EncodedPrompt], np.ndarray]:
         """The prompts and the prediction, int32 [n]."""
@@ -305,7 +363,9 @@ class GenerationService:
                 )
             )
             await asyncio.sleep(0)  # other calls come between prompts
-        return prompts, await self.codec.encode_text(call.prediction[: _CHARS_A_TOKEN * model.max_model_len])
+        return prompts, await self.codec.encode_text(
+            call.prediction[: _PREDICTION_CHARS_PER_TOKEN * model.max_model_len]
+        )
 
     def _max_new_tokens(self, call: GenerationCall, num_prompt: int, model: ServedModel) -> int:
         """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
@@ -326,7 +386,7 @@ class GenerationService:
         # The answer of a decoder alone continues its prompt.
         context = [] if self.model.max_side_len is not None else request.prompt_token_ids[-4:].tolist()
         sources = TextSources() if prepared.call.wants_token_sources else None
-        text = AnswerText(self.codec, prepared.call, request, context, sources)
+        text = AnswerText(self.codec, prepared.call, context, sources)
         echoed = self._prompt_text(prepared, choice) if prepared.call.echo else None
         return Answer(prepared, choice, text, self.metrics, echoed).pieces(self.router, by_token=bool(shape.num_tokens))
 
@@ -370,6 +430,9 @@ def _check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> Non
         )
     if call.options.drafters is not None:
         _check_drafters(call.options.drafters, model)
+    if model.max_side_len is not None and call.options.prompt_logprobs is not None:
+        limit = "an encoder-decoder model has no log-probabilities of its prompt; send it without echo"
+        raise InvalidRequest("logprobs", call.options.prompt_logprobs, limit, "unsupported_value")
     check_token_ids("stop_token_ids", call.options.stop_token_ids or (), model.vocab_size)
     check_token_ids("logit_bias", (token for token, _ in call.options.logit_bias), model.vocab_size)
 

@@ -34,7 +34,7 @@ def add_token_routes(app: FastAPI, service: GenerationService, config: GatewayCo
     async def post_tokenize(request: Request) -> Response:
         with service.counting_refusals():
             body = parse_tokenize(await fields_of(request), config.unknown_fields)
-            found = await tokenize(service, body)
+            found = await tokenize(service, body, request.state.tenant)
         return _json(found.json_object())
 
     @app.post("/detokenize", tags=["tokens"], openapi_extra=request_body(DetokenizeBody))

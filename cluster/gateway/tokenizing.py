@@ -12,6 +12,7 @@ from cluster.gateway.chat_schema import TemplateFields, conversation_of, templat
 from cluster.gateway.schema import parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.generation import check_token_ids
+from cluster.tenants.gatekeeper import Tenant
 from cluster.text.chat_format import NO_TOOLS
 from cluster.text.chat_template import TemplateOptions
 from cluster.text.text_codec import Prompt
@@ -68,17 +69,20 @@ def parse_tokenize(fields: Mapping[str, Any], unknown: Literal["refuse", "ignore
     return parse_fields(TokenizePromptBody, fields, unknown)
 
 
-async def tokenize(service: GenerationService, body: TokenizeBody) -> Tokenized:
-    """Raises ModelNotFound, or InvalidRequest for messages that the template refuses."""
+async def tokenize(service: GenerationService, body: TokenizeBody, tenant: Tenant | None) -> Tokenized:
+    """Raises ModelNotFound, and what `GenerationService.tokens_of` raises."""
     service.check_model(body.model)
     prompt: Prompt
     if isinstance(body, TokenizePromptBody):
         prompt, field, template, tools = body.prompt, "prompt", TemplateOptions(), NO_TOOLS
     else:
-        prompt, field, template, tools = conversation_of(body), "messages", template_options(body), tool_use(body)
+        template = template_options(body, service.codec.chat_format)
+        prompt, field, tools = conversation_of(body), "messages", tool_use(body)
     adds = body.add_special_tokens is not False
-    found = await service.codec.encode_prompt(prompt, field, add_special_tokens=adds, template=template, tool_use=tools)
-    token_ids: list[int] = found.token_ids.tolist()
+    found = await service.tokens_of(
+        prompt, field, tenant=tenant, add_special_tokens=adds, template=template, tool_use=tools
+    )
+    token_ids: list[int] = found.tolist()
     strings = None
     if body.return_token_strs:
         strings = await asyncio.to_thread(service.codec.token_strings, token_ids)

@@ -25,7 +25,7 @@ _MESSAGE_CHARS = 32  # characters that take as long to encode as an empty messag
 class ChatMessage:
     role: str  # system, developer, user, assistant, tool
     content: str
-    tool_calls: tuple[Mapping[str, Any], ...] = ()  # OpenAI's objects
+    tool_calls: tuple[Mapping[str, Any], ...] = ()  # OpenAI's objects; see `template_messages`
     tool_call_id: str | None = None  # of the call that a message of role tool answers
     reasoning_content: str | None = None
 
@@ -97,11 +97,15 @@ class TextCodec:
             self._check_length(prompt, field, max_model_len)
             return EncodedPrompt(await self._off_loop_when_long(len(prompt), self._encode, prompt, add_special_tokens))
         if prompt and isinstance(prompt[0], ChatMessage):
-            # A message costs time even if it is empty.
-            length = sum(_MESSAGE_CHARS + len(one.content) for one in prompt if isinstance(one, ChatMessage))
-            length += sum(len(str(tool.parameters)) for tool in tool_use.callable_tools)
+            messages = [one for one in prompt if isinstance(one, ChatMessage)]
             encoded: EncodedPrompt = await self._off_loop_when_long(
-                length, self._encode_conversation, prompt, field, template or TemplateOptions(), tool_use, max_model_len
+                _OFF_LOOP_CHARS if tool_use.callable_tools else sum(map(_encoding_chars, messages)),
+                self._encode_conversation,
+                messages,
+                field,
+                template or TemplateOptions(),
+                tool_use,
+                max_model_len,
             )
             return encoded
         return EncodedPrompt(np.asarray(prompt, dtype=np.int32))
@@ -180,3 +184,12 @@ class TextCodec:
         self._check_length(text, field, max_model_len)
         # The template has written the special tokens already.
         return EncodedPrompt(self._encode(text, False), self.chat_format.starts_inside_thought(text))
+
+
+def _encoding_chars(message: ChatMessage) -> int:
+    """Characters that take as long to encode. Calls count as a long text: writing them is a part of the work."""
+    if message.tool_calls:
+        return _OFF_LOOP_CHARS
+    return (
+        _MESSAGE_CHARS + len(message.content) + len(message.reasoning_content or "") + len(message.tool_call_id or "")
+    )

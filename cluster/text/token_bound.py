@@ -31,8 +31,8 @@ def token_bound(tokenizer: Tokenizer | None) -> TokenBound | None:
     fall back to bytes, have a bound, unless they change or drop text."""
     if tokenizer is None or not isinstance(tokenizer.model, models.BPE):
         return None
-    added = tokenizer.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip for token in added):  # they take in any number of spaces
+    added = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    if any(token.lstrip or token.rstrip for token in added.values()):  # they take in any number of spaces
         return None
     vocab = tokenizer.get_vocab()
     longest = max(map(len, vocab))
@@ -40,6 +40,8 @@ def token_bound(tokenizer: Tokenizer | None) -> TokenBound | None:
     if "Removed" in splits.values():
         return None
     if not normalizer and splits.keys() <= {"ByteLevel", "Split", "Digits"} and "ByteLevel" in splits:
+        # A character of the vocabulary is a byte; added tokens are written as they are.
+        longest = max(len(token.encode()) if token in added else len(token) for token in vocab)
         return TokenBound(longest, False, bytes(byte for byte, char in _byte_chars().items() if char not in vocab))
     has_bytes = tokenizer.model.byte_fallback and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
     if has_bytes and normalizer.keys() <= {"Prepend", "Replace"} and splits.keys() <= {"Metaspace", "Split"}:

@@ -1,7 +1,7 @@
 """A router without a model, for the gateway alone: it answers with the prompt's own tokens.
 
 Token i of the answer is `prompt[(i + seed) % len(prompt)]` (greedy: seed 0): a function of seed and position, as with
-a real router, so a stream that was lost can be carried on.
+a real router, so a stream that was lost can be carried on. A stop token ends the answer and is not emitted.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ class EchoRouter:
                 yield TokenChunk(
                     request_id=request.request_id,
                     index=rounds - 1,
-                    token_ids=token_ids,
+                    token_ids=token_ids[: len(token_ids) - stopped],
                     finish_reason=None if not finished else "stop" if stopped else "length",
                     num_cached_tokens=num_prompt // 2 if rounds == 1 else 0,
-                    sources=("echo",) * (len(token_ids) - 1) + ("target",),
+                    sources=(("echo",) * (len(token_ids) - 1) + ("target",))[: len(token_ids) - stopped],
                     stats=_stats(rounds, num_prompt, start + len(token_ids))
                     if finished or request.wants_stats
                     else None,

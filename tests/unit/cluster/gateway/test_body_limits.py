@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from actors.errors import InvalidRequest
-from cluster.gateway.body_limits import MAX_CONTAINERS, MAX_MESSAGES, MAX_STRINGS, check_lengths, check_shape
+from cluster.gateway.body_limits import MAX_CONTAINERS, MAX_MESSAGES, MAX_PARTS, MAX_STRINGS, check_lengths, check_shape
 from cluster.gateway.errors import BodyTooLarge
 from cluster.text.token_bound import token_bound
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -80,6 +80,14 @@ def test_more_values_than_a_call_needs_are_refused(data, what):
         ({"messages": [{}] * (LENGTH + 1)}, "messages", "is 4097 messages; at most 4096 messages are taken"),
         ({"prompt": ["a"] * 33}, "prompt", "is 33 prompts; at most 32 in one call"),
         ({"prompt": [[5]] * 33}, "prompt", "is 33 prompts"),
+        (
+            {"messages": [{"content": [{}] * 2100}] * 2},
+            "messages",
+            "is 4200 content parts and tool calls; at most 4096",
+        ),
+        ({"messages": [{"tool_calls": [{}] * 2100}] * 2}, "messages", "is 4200 content parts"),
+        ({"messages": [{"content": [{"content": [{}] * 2100}] * 2}]}, "messages", "is 4202 content parts"),
+        ({"input": [{"output": [{}] * 2100, "summary": [{}] * 2100}]}, "input", "is 4200 content parts"),
         ({"prompt": [5] * LENGTH}, "prompt", "is 4096 tokens; there is room for at most 4096"),
         ({str(number): 1 for number in range(257)}, "body", "is 257 fields"),
     ],
@@ -98,6 +106,13 @@ TOY = toy_tokenizer().backend_tokenizer
 @given(st.text(max_size=200) | st.lists(st.sampled_from([*TOY.get_vocab(), " "]), max_size=40).map("".join))
 def test_no_text_has_less_tokens_than_the_bound(text):
     assert token_bound(TOY).least_tokens(text) <= len(TOY.encode(text).ids)
+
+
+@given(st.lists(st.sampled_from(["‹｜tool▁calls▁begin｜>", "｜é｜", "a", "Ж", " "]), max_size=40).map("".join))
+def test_added_tokens_of_long_characters_are_one_token_each(text):
+    tokenizer = Tokenizer.from_str(TOY.to_str())
+    tokenizer.add_special_tokens(["‹｜tool▁calls▁begin｜>", "｜é｜"])
+    assert token_bound(tokenizer).least_tokens(text) <= len(tokenizer.encode(text).ids)
 
 
 def test_the_bound_grows_with_the_text():
@@ -138,19 +153,67 @@ def test_there_is_no_bound_where_a_token_may_stand_for_any_text(tokenizer):
 
 # --- a served gateway ------------------------------------------------------------------------------------------------
 
+
+def called(arguments, num_calls=1):
+    """A chat's message with calls."""
+    call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call] * num_calls}
+
+
+def used(given, num_blocks=1):
+    """A message with tool_use blocks."""
+    block = {"type": "tool_use", "id": "a", "name": "f", "input": given}
+    return {"role": "assistant", "content": [block] * num_blocks}
+
+
+LONG = json.dumps({"a": "x" * SIZE})
+NEWLINES = json.dumps({"a": "\n" * (SIZE // 4)})  # as text in a body, each has four characters
+LISTS = '{"a":[' + "[]," * (SIZE // 3 - 10) + "1]}"
+
 ATTACKS = {
-    "a long prompt": {"prompt": "hello world, " * (SIZE // 13)},
-    "a long word": {"prompt": "x" * SIZE},
-    "empty messages": {"messages": [{"role": "user", "content": ""}] * 100_000},
-    "a long prediction": {
-        "prompt": "x",
-        "max_tokens": 2,
-        "prediction": {"type": "content", "content": "a b " * 970_000},
-    },
-    "a long message": {"messages": [{"role": "user", "content": "hello " * (SIZE // 6)}]},
-    "nested prompts": {"prompt": [[1]] * 900_000},
-    "token ids": {"prompt": [7] * 1_900_000},
-    "unknown fields": {f"field {number}": 1 for number in range(60_000)},
+    "a long prompt": ("completions", {"prompt": "hello world, " * (SIZE // 13)}),
+    "a long word": ("completions", {"prompt": "x" * SIZE}),
+    "empty messages": ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 100_000}),
+    "a long prediction": (
+        "completions",
+        {"prompt": "x", "max_tokens": 2, "prediction": {"type": "content", "content": "a b " * 970_000}},
+    ),
+    "a long message": ("chat/completions", {"messages": [{"role": "user", "content": "hello " * (SIZE // 6)}]}),
+    "nested prompts": ("completions", {"prompt": [[1]] * 900_000}),
+    "token ids": ("completions", {"prompt": [7] * 1_900_000}),
+    "unknown fields": ("completions", {f"field {number}": 1 for number in range(60_000)}),
+    "a long thought": (
+        "chat/completions",
+        {
+            "messages": [{"role": "assistant", "content": "", "reasoning_content": "hello " * (SIZE // 6)}],
+            "max_tokens": 2,
+        },
+    ),
+    "long arguments": ("chat/completions", {"messages": [called(LONG)]}),
+    "arguments of newlines": ("chat/completions", {"messages": [called(NEWLINES)]}),
+    "arguments of lists": ("chat/completions", {"messages": [called(LISTS)]}),
+    "many calls": ("chat/completions", {"messages": [called("{}", 16_000)]}),
+    "as many calls as are taken": ("chat/completions", {"messages": [called("{}", MAX_PARTS)]}),
+    "calls in many messages": ("chat/completions", {"messages": [called("{}", 30)] * 480}),
+    "arguments of an item": (
+        "responses",
+        {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": NEWLINES}]},
+    ),
+    "text parts": (
+        "responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 30_000}]},
+    ),
+    "thoughts": (
+        "responses",
+        {
+            "input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "a" * 8_000}]}] * 460,
+            "max_output_tokens": 2,
+        },
+    ),
+    "input of newlines": ("messages", {"max_tokens": 2, "messages": [used({"a": "\n" * (SIZE // 2)})]}),
+    "as many tool_use blocks as are taken": ("messages", {"max_tokens": 2, "messages": [used({}, MAX_PARTS)]}),
+    "tool_use blocks": ("messages", {"max_tokens": 2, "messages": [used({}, 14_000)]}),
+    "counting": ("messages/count_tokens", {"messages": [used({"a": "hello " * (SIZE // 6)})]}),
 }
 
 
@@ -166,20 +229,19 @@ with echo_gateway("toy") as (address, _, router):
 
 @pytest.fixture(scope="module")
 def address():
-    """Of a gateway in a process of its own, so that only it can hold up its calls."""
+    """Address of a gateway in a process of its own, so that only it can hold up its calls."""
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
         yield f"http://{server.stdout.readline().strip()}"
         server.stdin.close()  # it ends
 
 
-def post(address, body):
-    path = "chat/completions" if b'"messages"' in body[:20] else "completions"
+def post(address, path, body):
     headers = {"content-type": "application/json"}
     return httpx.post(f"{address}/v1/{path}", content=body, headers=headers, timeout=60).status_code
 
 
 async def longest_gap_s(address, attack):
-    """Of a probe and between the chunks of a stream, while the attack lasts; and what the attack returns."""
+    """What the attack returns, and the longest answer time of a probe and gap in a stream while it lasts."""
     gaps = {"probe": 0.0, "stream": 0.0}
     done = asyncio.Event()
 
@@ -213,13 +275,14 @@ async def longest_gap_s(address, attack):
 
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_no_call_holds_up_others(address, name):
-    body = json.dumps(ATTACKS[name], separators=(",", ":")).encode()
+    path, fields = ATTACKS[name]
+    body = json.dumps(fields, separators=(",", ":")).encode()
     assert len(body) < 4 * 1024 * 1024
     threads = ThreadPoolExecutor(4)
 
     async def attack():
         loop = asyncio.get_running_loop()
-        return await asyncio.gather(*(loop.run_in_executor(threads, post, address, body) for _ in range(4)))
+        return await asyncio.gather(*(loop.run_in_executor(threads, post, address, path, body) for _ in range(4)))
 
     longest = []
     for _ in range(3):  # another process may have held up one of them

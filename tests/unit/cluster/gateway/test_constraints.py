@@ -11,14 +11,17 @@ from actors.errors import InvalidRequest
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.schema import CompletionBody, completion_call, parse_fields
 from cluster.structured_outputs import StructuredOutputs
+from cluster.text.chat_format import ChatFormat
+from paceline_testing.toy_tokenizer import toy_tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+CHAT_FORMAT = ChatFormat(toy_tokenizer())
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def call_of(**fields: Any) -> tuple[StructuredOutputs | None, str]:
-    call = chat_call(parse_fields(ChatBody, {"messages": MESSAGES, **fields}), None)
+    call = chat_call(parse_fields(ChatBody, {"messages": MESSAGES, **fields}), CHAT_FORMAT, None)
     body = parse_fields(CompletionBody, {"prompt": "hi", **fields})
     assert completion_call(body, None).options.structured_outputs == call.options.structured_outputs
     return call.options.structured_outputs, call.constraint_field

@@ -109,7 +109,7 @@ async def test_a_stream_says_what_the_whole_answer_says(parts, chunk_tokens, has
     async with stub_of("".join(parts), template=THINKING, chunk_tokens=chunk_tokens) as (stub, _):
         whole = await stub.Generate(request)
         assert said(whole) == joined([chunk async for chunk in stub.GenerateStream(request)])
-    assert bool(whole.logprobs) == has_logprobs
+    assert bool(whole.logprobs) == (has_logprobs and bool(parts))
 
 
 async def test_without_tools_marks_of_calls_are_text_and_special_tokens_are_not():

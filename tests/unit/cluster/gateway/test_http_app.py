@@ -493,6 +493,28 @@ async def test_of_an_encoder_decoder_model_prompt_and_answer_have_a_limit_each(c
     assert (await complete(client, prompt=[5] * 100, max_tokens=100)).status_code == 200
 
 
+async def test_an_encoder_decoder_model_has_no_log_probabilities_of_its_prompt(client, service, router):
+    service.model = replace(MODEL, max_side_len=100)
+    error = error_of(await complete(client, echo=True, logprobs=2), 400)
+    assert (error["code"], error["param"]) == ("unsupported_value", "logprobs")
+    assert "send it without echo" in error["message"]
+    assert router.requests == []
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+async def test_lone_surrogates_in_arguments_are_refused_by_their_place(client, path):
+    arguments = '{"a": "\\ud800"}'
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": arguments}
+    body, field = {"input": [item]}, "input[0].arguments"
+    if path == "chat/completions":
+        body = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+        field = "messages[0].tool_calls[0].function.arguments"
+    error = error_of(await client.post(f"/v1/{path}", json=body), 400)
+    assert error["param"] == field
+    assert "valid Unicode" in error["message"]
+
+
 @pytest.mark.parametrize("learns", ["from a probe", "by itself"])
 async def test_the_limit_of_the_router_is_the_gateways(client, service, router, learns):
     router.max_model_len = 64

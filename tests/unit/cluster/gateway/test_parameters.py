@@ -1,7 +1,7 @@
 """Parameters that come from other servers' clients, and the words of refusals.
 
-Covers `cluster.gateway.foreign_fields`, `cluster.gateway.unknown_fields`, `cluster.gateway.unknown_routes` and
-`cluster.text.chat_template`, too.
+Covers `cluster.gateway.foreign_fields`, `cluster.gateway.logprobs`, `cluster.gateway.unknown_fields`,
+`cluster.gateway.unknown_routes` and `cluster.text.chat_template`, too.
 """
 
 import json
@@ -12,6 +12,7 @@ from cluster.config import GatewayConfig
 from cluster.gateway.call import ServedModel
 from cluster.gateway.chat_schema import ChatBody
 from cluster.gateway.foreign_fields import FOREIGN_FIELDS
+from cluster.gateway.logprobs import TextOffsets, TokenScore, completion_logprobs
 from cluster.gateway.schema import CompletionBody
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
@@ -135,7 +136,7 @@ async def test_token_ids_of_a_chat(client, router, stream):
     assert answers[0]["prompt_token_ids"] == router.requests[0].prompt_token_ids.tolist()
     assert all("prompt_token_ids" not in answer for answer in answers[1:])
     token_ids = [token for answer in answers for token in answer["choices"][0].get("token_ids", [])]
-    assert token_ids == [START, *tokens("user\nhello"), END]
+    assert token_ids == [START, *tokens("user\nhello")]
     assert "token_ids" not in (await chat(client)).text
 
 
@@ -177,8 +178,8 @@ async def test_special_tokens_show_when_asked_for(client):
     prompt = [*tokens("one"), START, *tokens("two"), END]
     fields = {"prompt": prompt, "skip_special_tokens": False}
     assert (await complete(client, **fields)).json()["choices"][0]["text"] == "one<|start|>two"
-    fields["include_stop_str_in_output"] = True
-    assert (await complete(client, **fields)).json()["choices"][0]["text"] == "one<|start|>two<|end|>"
+    fields["include_stop_str_in_output"] = True  # concerns stop strings
+    assert (await complete(client, **fields)).json()["choices"][0]["text"] == "one<|start|>two"
     assert (await complete(client, prompt=prompt)).json()["choices"][0]["text"] == "onetwo"
 
 
@@ -188,6 +189,41 @@ async def test_a_least_number_of_tokens_is_taken_where_nothing_ends_the_answer(c
     for fields in ({}, {"ignore_eos": True, "stop": ["a"]}, {"ignore_eos": True, "stop_token_ids": [1]}):
         assert "supported only with ignore_eos" in refusal(await complete(client, min_tokens=2, **fields))["message"]
     assert "at most max_tokens, which is 8" in refusal(await complete(client, min_tokens=9))["message"]
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "written"),
+    [
+        ("{{ reasoning_effort }}<", "low", "low<"),
+        ("{{ enable_thinking }}<", "none", "False<"),
+        ("plain<", "none", "plain<"),
+        ("{{ enable_thinking }}<", "high", None),
+        ("<think></think>", "none", None),
+    ],
+)
+async def test_an_effort_goes_to_the_template_or_is_refused(template, effort, written):
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template = template
+    async with gateway_client(GenerationService(EchoRouter(), tokenizer, MODEL, CONFIG), CONFIG) as client:
+        answer = await chat(client, reasoning_effort=effort, max_tokens=30)
+        body = {"messages": [{"role": "user", "content": "hello"}], "reasoning_effort": effort}
+        counted = await client.post("/tokenize", json=body)
+    for one in (answer, counted):
+        if written is None:
+            error = refusal(one)
+            assert error["param"] == "reasoning_effort"
+            assert "chat template has no variable for it" in error["message"]
+    if written is not None:
+        assert answer.json()["choices"][0]["message"]["content"].startswith(written)
+        assert counted.json()["tokens"] == tokens(written)
+
+
+def test_text_offsets_count_characters_that_several_tokens_make(router):
+    strings = GenerationService(router, TOKENIZER, MODEL, CONFIG).token_strings
+    found, places, offsets = tokens("a😀b"), TextOffsets(), []
+    for part in (found[:2], found[2:]):  # chunks of a stream
+        offsets += completion_logprobs([TokenScore(token, 0.0) for token in part], strings, places)["text_offset"]
+    assert offsets == [0, 1, 1, 1, 1, 2]
 
 
 async def test_up_to_max_stops_strings_end_an_answer(client):

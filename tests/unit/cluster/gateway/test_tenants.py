@@ -329,6 +329,26 @@ async def test_a_prompt_that_is_too_long_is_charged_and_the_next_is_refused_befo
     assert router.requests == []
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+async def test_counting_tokens_is_charged_and_refused_before_it_is_done(admin, tmp_path, router, path):
+    issued = admin.add("a", {"tokens_per_minute": 200})
+    service = make_service(admin, tmp_path, router)
+    async with gateway_client(service, CONFIG) as client:
+
+        async def count(text):
+            body = {"messages": [{"role": "user", "content": text}]}
+            return await client.post(path, json=body, headers=bearer(issued))
+
+        endless = await count("a b " * 4_500)
+        assert "at least" in endless.json()["error"]["message"]
+        assert endless.status_code == 400
+        assert (await count("a b " * 300)).status_code == 200
+        answer = await count("a")
+        assert answer.status_code == 429
+        assert "tokens_per_minute" in answer.json()["error"]["message"]
+    assert 'reason="tokens_per_minute"' in service.metrics.text()
+
+
 async def test_places_are_held_until_a_stream_ends_or_is_left(admin, tmp_path, router):
     issued = admin.add("a", {"max_concurrent": 2})
     service = make_service(admin, tmp_path, router)

@@ -1,5 +1,6 @@
 """Detokeniser, stop strings and tokenising, against what decoding the whole text at once gives."""
 
+import threading
 import time
 from itertools import pairwise
 
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from actors.errors import InvalidRequest
+from cluster.text.chat_format import NO_TOOLS, ToolUse
 from cluster.text.detokenizer import Detokenizer
 from cluster.text.stop_strings import StopStrings
 from cluster.text.text_codec import ChatMessage, TextCodec
+from cluster.text.tools.tool import Tool
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -169,6 +172,37 @@ async def test_a_long_prompt_has_the_same_tokens_as_its_parts():
     text = "the quick brown fox " * 1000
     short = (await CODEC.encode_prompt("the quick brown fox ", "prompt")).token_ids
     assert (await CODEC.encode_prompt(text, "prompt")).token_ids.tolist()[: len(short) - 1] == short.tolist()[:-1]
+
+
+class ObservedCodec(TextCodec):
+    """Notes which thread encodes."""
+
+    encoded_by = None
+
+    def _encode(self, text, add_special_tokens):
+        self.encoded_by = threading.current_thread()
+        return super()._encode(text, add_special_tokens)
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "tools", "on_the_loop"),
+    [
+        (ChatMessage("user", "hello"), NO_TOOLS, True),
+        (ChatMessage("user", "hello" * 1000), NO_TOOLS, False),
+        (ChatMessage("assistant", "", reasoning_content="hello" * 1000), NO_TOOLS, False),
+        (ChatMessage("user", "", tool_call_id="a" * 5000), NO_TOOLS, False),
+        (ChatMessage("assistant", "", (CALL,)), NO_TOOLS, False),
+        (ChatMessage("user", "hello"), ToolUse((Tool("f", "what it does" * 1000, {}),)), False),
+    ],
+    ids=["short", "content", "reasoning", "id", "calls", "tools"],
+)
+async def test_what_may_be_long_is_encoded_in_a_thread(message, tools, on_the_loop):
+    codec = ObservedCodec(TOKENIZER, "toy")
+    await codec.encode_prompt((message,), "messages", tool_use=tools)
+    assert (codec.encoded_by is threading.current_thread()) == on_the_loop
 
 
 async def test_a_model_without_chat_template_says_so():
