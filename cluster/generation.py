@@ -11,7 +11,7 @@ from pydantic import Field
 
 from actors.errors import InvalidRequest, Size
 from actors.messages import Acceptance, CacheUse, SamplingParams
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.validation import StrictFields, checked, counted
 
 # Defaults that depend on where a generation is asked for: OpenAI's API samples, the local engine is greedy.

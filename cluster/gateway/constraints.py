@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from actors.errors import InvalidRequest, Size
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.validation import StrictFields, checked
 
 _TAG_FIELDS = ("structures", "triggers", "format")

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from actors.errors import InvalidRequest, Size
 from actors.messages import CacheUse
 from cache_service.formats.namespaces import NAME_PATTERN
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.call import GenerationCall
 from cluster.gateway.constraints import Constraint, ConstraintFields, constraint_of
 from cluster.gateway.foreign_fields import without_foreign
@@ -29,7 +30,6 @@ from cluster.generation import (
     NumNewTokens,
     SamplingFields,
 )
-from cluster.structured_outputs import StructuredOutputs
 from cluster.text.text_codec import Prompt
 from cluster.validation import StrictFields, counted, field_path, first_problem, shown, size_of
 

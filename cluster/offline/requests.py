@@ -17,8 +17,8 @@ from actors.models.loader import ModelInfo
 from cache_service.errors import SettingError
 from cache_service.formats.namespaces import OPEN
 from cache_service.formats.store_keys import StoreKeys
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.generation import LOCAL_NEW_TOKENS, GenerationOptions, LengthLimits, check_token_ids
-from cluster.structured_outputs import StructuredOutputs
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
 from cluster.validation import counted

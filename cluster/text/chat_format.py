@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.errors import InvalidRequest
-from cluster.json_schemas import check_schema
+from cluster.constraints.json_schemas import check_schema
 from cluster.text.special_tokens import special_token_ids
 from cluster.text.tools.answer_parser import AnswerParser
 from cluster.text.tools.detect import format_of, takes_tools

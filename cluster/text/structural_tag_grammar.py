@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from actors.errors import InvalidRequest
-from cluster.json_schemas import check_schema, json_rule
-from cluster.structural_tag import StructuralTag
+from cluster.constraints.json_schemas import check_schema, json_rule
+from cluster.constraints.structural_tag import StructuralTag
 from cluster.text.special_tokens import split_at_special_tokens
 from cluster.text.tools.lark import ANY_TEXT, Lark, absence_of, either, quoted
 

@@ -18,7 +18,7 @@ from actors.draft_tree import DraftTree
 from actors.grammar.grammars import Grammars
 from actors.grammar.matcher import GrammarMatcher
 from cluster.cli.bench.tools_task import TOOLS
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.structured_outputs import StructuredOutputs
 
 _VOCABULARY = 128_000
 _EOS = "<end>"

@@ -22,9 +22,9 @@ from actors.sampling.rows import rows_for
 from actors.sampling.sampler import sample_tokens
 from actors.sampling.sequence_sampling import SequenceSampling
 from cluster.config import ClusterConfig
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.generation import generation_options
 from cluster.offline.engine import LocalEngine
-from cluster.structured_outputs import StructuredOutputs
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
 from paceline_testing.chi_square import chi_square_tail

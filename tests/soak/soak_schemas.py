@@ -30,8 +30,8 @@ import torch
 
 from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.offline.engine import LocalEngine
-from cluster.structured_outputs import StructuredOutputs
 from paceline_testing.random_schemas import RandomSchemas
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
 

@@ -17,9 +17,9 @@ from actors.drafters.registry import NONE, RETRIEVAL, expand_drafters
 from actors.models.quiet import quiet_transformers
 from cluster.cli.bench.options import DraftingOptions
 from cluster.cli.bench.speed import Answer
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.offline.engine import Generation, LocalEngine
 from cluster.router.trace import RoundTrace
-from cluster.structured_outputs import StructuredOutputs
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from actors.errors import InvalidRequest
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.structured_outputs import StructuredOutputs
 
 NO_TASK = "prompts"  # task of rows that name none
 

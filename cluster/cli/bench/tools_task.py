@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 from cluster.cli.bench.prompts import BenchPrompt
-from cluster.json_schemas import ONE_LINE
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.json_schemas import ONE_LINE
+from cluster.constraints.structured_outputs import StructuredOutputs
 
 NUM_REQUESTS = 60  # of each task that are measured; as many others come before, if learnt from
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.errors import InvalidRequest, Size
-from cluster.json_schemas import json_rule
-from cluster.structured_outputs import MAX_GRAMMAR_CHARS
+from cluster.constraints.json_schemas import json_rule
+from cluster.constraints.structured_outputs import MAX_GRAMMAR_CHARS
 from cluster.text.tools.format import SpecialTokenId
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
 

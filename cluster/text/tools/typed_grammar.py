@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.json_schemas import json_rule
+from cluster.constraints.json_schemas import json_rule
 from cluster.text.tools.lark import Lark, Plain
 from cluster.text.tools.schema_types import resolved, types_of, unescaped
 from cluster.text.tools.tool import Tool

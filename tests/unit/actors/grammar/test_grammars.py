@@ -14,7 +14,7 @@ import pytest
 
 from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.structured_outputs import StructuredOutputs
 from paceline_testing.grammar_cases import GRAMMARS, toy_grammars
 from paceline_testing.toy_tokenizer import toy_tokenizer
 

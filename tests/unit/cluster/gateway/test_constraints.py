@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from actors.errors import InvalidRequest
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.schema import CompletionBody, completion_call, parse_fields
-from cluster.structured_outputs import StructuredOutputs
 from cluster.text.chat_format import ChatFormat
 from paceline_testing.toy_tokenizer import toy_tokenizer
 

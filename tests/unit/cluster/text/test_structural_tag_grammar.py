@@ -8,7 +8,7 @@ import pytest
 
 from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids, split_at_special_tokens
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer

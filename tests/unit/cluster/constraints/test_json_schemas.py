@@ -9,8 +9,8 @@ import pytest
 
 from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
-from cluster.json_schemas import check_schema, json_rule
-from cluster.structured_outputs import StructuredOutputs
+from cluster.constraints.json_schemas import check_schema, json_rule
+from cluster.constraints.structured_outputs import StructuredOutputs
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
 
 TOKENIZER = make_byte_tokenizer()

@@ -1,4 +1,4 @@
-"""`cluster.closed_objects`: what is closed, what stays open, and that nothing else follows a closed schema."""
+"""What is closed, what stays open, and that nothing else follows a closed schema."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.closed_objects import with_closed_objects
+from cluster.constraints.closed_objects import with_closed_objects
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CLOSED = {**CITY, "additionalProperties": False}

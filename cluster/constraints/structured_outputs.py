@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 
 from actors.errors import InvalidRequest, Size
-from cluster.json_schemas import COMPACT, ONE_LINE, SPELLING, closed_schema
-from cluster.structural_tag import StructuralTag
+from cluster.constraints.json_schemas import COMPACT, ONE_LINE, SPELLING, closed_schema
+from cluster.constraints.structural_tag import StructuralTag
 from cluster.validation import StrictFields, counted
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import InvalidRequest, Size
-from cluster.closed_objects import schema_parts, with_closed_objects
-from cluster.number_ranges import check_exact_numbers, check_open_ranges, leaves
-from cluster.schema_cycles import check_has_ends
+from cluster.constraints.closed_objects import schema_parts, with_closed_objects
+from cluster.constraints.number_ranges import check_exact_numbers, check_open_ranges, leaves
+from cluster.constraints.schema_cycles import check_has_ends
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
