@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 from collections.abc import AsyncGenerator
@@ -84,6 +85,8 @@ class Gateway(InferenceServicer):
         self._open = AsyncExitStack()
         await self._open.enter_async_context(metrics_listener(config, service.metrics_page))
         self._following = asyncio.create_task(service.follow_router())
+        gc.collect()
+        gc.freeze()  # libraries and the tokenizer stay: looking them through takes longer than parsing a large body
 
     async def __del__(self) -> None:
         await self._open.aclose()

@@ -218,10 +218,13 @@ ATTACKS = {
 
 
 SERVER = """
+import gc
 import sys
 from paceline_testing.echo_gateway import echo_gateway
 with echo_gateway("toy") as (address, _, router):
     router.delay_s = 0.02
+    gc.collect()
+    gc.freeze()  # as the deployment does
     print(address, flush=True)
     sys.stdin.read()
 """
