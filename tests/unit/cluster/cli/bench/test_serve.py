@@ -354,7 +354,19 @@ async def test_a_stream_that_breaks_off_is_a_failure(stream, said):
 def test_the_command_prints_both_blocks_and_saves_vllms_names(server, run, tmp_path):
     rows, saved = tmp_path / "rows.jsonl", tmp_path / "result.json"
     rows.write_text("\n".join(json.dumps({"prompt": f"say {index}"}) for index in range(12)))
-    command = ["bench", "serve", "--url", server.url, "--prompts", rows, "--max-tokens", 8, "--save-result", saved]
+    command = [
+        "bench",
+        "serve",
+        "--url",
+        server.url,
+        "--prompts",
+        rows,
+        "--max-tokens",
+        8,
+        "--ignore-eos",
+        "--save-result",
+        saved,
+    ]
     both = ["--num-prompts", 6, "--block-size", 2, "--speculation", "both", "--goodput", "ttft:5000"]
     status, out, _ = run(*command, *both)
     assert status == 0
