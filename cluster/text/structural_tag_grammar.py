@@ -18,7 +18,7 @@ def structural_tag_grammar(tag: StructuralTag, special_tokens: Mapping[str, int]
 
     Raises InvalidRequest for triggers and structures that do not fit together, and for schemas that cannot be followed.
     """
-    lark = Lark(special_tokens.get)
+    lark = Lark(special_tokens.get, field)
     triggers = [split_at_special_tokens(trigger, special_tokens) for trigger in tag.triggers]
     _check_triggers(triggers, lark, field)
     rests: list[list[str]] = [[] for _ in triggers]  # expressions of what may follow each trigger

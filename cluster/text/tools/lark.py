@@ -25,9 +25,11 @@ class Plain:
 
 
 class Lark:
-    """A grammar in the making. Raises InvalidRequest for `tools` when it becomes longer than MAX_GRAMMAR_CHARS."""
+    """A grammar in the making. Raises InvalidRequest when it becomes longer than MAX_GRAMMAR_CHARS."""
 
-    def __init__(self, special_token_id: SpecialTokenId) -> None:
+    def __init__(self, special_token_id: SpecialTokenId, field: str = "tools") -> None:
+        """field: what errors name."""
+        self._field = field
         self._special_token_id = special_token_id
         self._rules: dict[str, str] = {}
         self._shared: dict[str, str] = {}  # names of rules by their bodies
@@ -36,8 +38,8 @@ class Lark:
     def rule(self, name: str, body: str) -> None:
         self._num_chars += len(name) + len(body)
         if self._num_chars > MAX_GRAMMAR_CHARS:
-            told = Size(f"functions with a grammar of more than {MAX_GRAMMAR_CHARS} characters")
-            raise InvalidRequest("tools", told, "send fewer of them, or shorter schemas")
+            told = Size(f"a grammar of more than {MAX_GRAMMAR_CHARS} characters")
+            raise InvalidRequest(self._field, told, "send fewer or shorter schemas")
         self._rules[name] = body
 
     def shared_rule(self, name: str, body: str) -> str:

@@ -330,7 +330,7 @@ def test_tools_that_make_too_long_a_grammar_are_refused(name):
     if name not in TYPED:  # which take the schema as it is
         definitions["long"] = {"enum": ["x" * 200_000]}
     schema = {"type": "object", "properties": properties, "$defs": definitions}
-    with pytest.raises(InvalidRequest, match="tools is functions with a grammar of more than 262144 characters"):
+    with pytest.raises(InvalidRequest, match="tools is a grammar of more than 262144 characters"):
         written(name, "required", tools=[Tool("f", "", schema)])
 
 
