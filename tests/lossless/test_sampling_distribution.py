@@ -229,7 +229,16 @@ def decode_rejection(
     return batch.outputs(), accepted_first / proposed
 
 
-@pytest.mark.parametrize(("params", "k"), [(p, 3) for p in SETTINGS] + [(p, VOCAB) for p in SETTINGS[:4]], ids=str)
+@pytest.mark.parametrize(
+    ("params", "k"),
+    [
+        *((p, 3) for p in SETTINGS[::2]),
+        (SETTINGS[0], VOCAB),
+        *(pytest.param(p, 3, marks=pytest.mark.slow) for p in SETTINGS[1::2]),
+        *(pytest.param(p, VOCAB, marks=pytest.mark.slow) for p in SETTINGS[1:4]),
+    ],
+    ids=str,
+)
 def test_the_rejection_rule_draws_from_the_target(params: dict[str, Any], k: int) -> None:
     outputs, accepted_share = decode_rejection(params, NUM_SEQUENCES, DRAFT, k)
     assert_distributed(outputs, exact_probabilities(**params))

@@ -21,6 +21,7 @@ MODEL = ServedModel("toy", max_model_len=256, vocab_size=len(TOKENIZER), eos_tok
 LIMIT = 100_000
 CONFIG = GatewayConfig(max_body_bytes=LIMIT)
 BODY = json.dumps({"prompt": "the quick brown fox", "max_tokens": 4, "temperature": 0}).encode()
+GZIPPED = gzip.compress(BODY, mtime=0)  # else its bytes, and names of tests, tell the time
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ def zstd_writer(output):
 @pytest.mark.parametrize(
     ("encoding", "content"),
     [
-        ("gzip", gzip.compress(BODY, mtime=0)),
-        ("X-GZIP", gzip.compress(BODY, mtime=0)),
+        ("gzip", GZIPPED),
+        ("X-GZIP", GZIPPED),
         ("gzip", gzip.compress(BODY[:20], mtime=0) + gzip.compress(BODY[20:], mtime=0)),
         ("zstd", zstandard.compress(BODY)),
         ("zstd", zstandard.compress(BODY[:20]) + zstandard.compress(BODY[20:])),
@@ -84,8 +85,8 @@ async def test_an_unknown_encoding_is_told_those_that_are_known(client, encoding
 @pytest.mark.parametrize(
     ("encoding", "content"),
     [
-        ("gzip", BODY), ("gzip", b""), ("gzip", gzip.compress(BODY, mtime=0)[:-9]), ("gzip", gzip.compress(BODY, mtime=0) + b"more"),
-        ("gzip", zlib.compress(BODY)), ("zstd", BODY), ("zstd", gzip.compress(BODY, mtime=0)),
+        ("gzip", BODY), ("gzip", b""), ("gzip", GZIPPED[:-9]), ("gzip", GZIPPED + b"more"),
+        ("gzip", zlib.compress(BODY)), ("zstd", BODY), ("zstd", GZIPPED),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )  # fmt: skip
