@@ -32,7 +32,7 @@ from paceline_testing.toy_target import ToyTarget
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP *.example 127.0.0.1",
 )  # fmt: skip
 
 
