@@ -7,12 +7,17 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import IO
 
+import psutil
+
 from actors.grammar.check_process import read_part, write_part
 
-_MOST_S = 2.0  # for a grammar; common ones take some milliseconds
+_MOST_S = 2.0  # of processor time for a grammar; common ones take some milliseconds
+_MOST_WAIT_S = 15.0  # on a busy machine, where the process gives way to all others
+_SLICE_S = 0.05  # between looks at the time it has taken
 _START_S = 20.0  # for the process and its vocabulary, on a busy machine
 
 
@@ -26,14 +31,15 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def problem(self, text: str) -> str:
-        """What is wrong with a grammar, "" if nothing is. Waits for at most some seconds, and for other callers."""
+        """What is wrong with a grammar, "" if nothing is. Waits for some seconds of processor time at most, and for other
+        callers."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._end()  # it was killed meanwhile, through no fault of this grammar
             try:
                 process = self._process or self._start()
                 write_part(_input_of(process), text.encode())
-                answer = _answer(process, _MOST_S)
+                answer = _answer(process, _MOST_WAIT_S, _MOST_S)
             except TimeoutError:
                 self._end()
                 return f"it takes more than {_MOST_S:g} s"
@@ -53,7 +59,7 @@ class GrammarChecker:
         )
         for part in self._setting:
             write_part(_input_of(process), part)
-        _answer(process, _START_S)
+        _answer(process, _START_S, _START_S)
         return process
 
     def _end(self) -> None:
@@ -68,9 +74,19 @@ def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdin
 
 
-def _answer(process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
-    """None: the process has ended. Raises TimeoutError."""
+def _answer(process: subprocess.Popen[bytes], wait_s: float, most_s: float) -> bytes | None:
+    """None: the process has ended. most_s: of processor time. Raises TimeoutError."""
     assert process.stdout is not None
-    if not select.select([process.stdout], [], [], limit_s)[0]:
-        raise TimeoutError
+    deadline, started_s = time.monotonic() + wait_s, _processor_s(process)
+    while not select.select([process.stdout], [], [], _SLICE_S)[0]:
+        if time.monotonic() > deadline or _processor_s(process) - started_s > most_s:
+            raise TimeoutError
     return read_part(process.stdout)
+
+
+def _processor_s(process: subprocess.Popen[bytes]) -> float:
+    try:
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return 0.0  # it has ended
+    return float(times.user + times.system)
