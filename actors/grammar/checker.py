@@ -31,8 +31,8 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def problem(self, text: str) -> str:
-        """What is wrong with a grammar, "" if nothing is. Waits for some seconds of processor time at most, and for other
-        callers."""
+        """What is wrong with a grammar, "" if nothing is. Waits for some seconds at most, longer on a busy machine, and
+        for other callers."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._end()  # it was killed meanwhile, through no fault of this grammar
