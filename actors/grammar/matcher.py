@@ -257,14 +257,12 @@ def _only(tree: DraftTree, allowed: Sequence[int]) -> DraftTree:
 
 
 def _extended(tree: DraftTree, forced: dict[int, list[int]], most: int) -> DraftTree:
-    """The tree with up to so many nodes more: chains of tokens behind nodes, the likeliest first, without what is
-    there."""
-    with_children = set(tree.parents.tolist())
+    """The tree with up to so many nodes more: chains of tokens behind nodes without children, the likeliest first."""
     likely = tree.confidence.tolist()
     tokens: list[int] = []
     parents: list[int] = []
     confidence: list[float] = []
-    for node in sorted(forced.keys() - with_children, key=lambda one: -likely[one]):
+    for node in sorted(forced, key=lambda one: -likely[one]):
         parent = node
         for place, token in enumerate(forced[node][: most - len(tokens)], 1):
             tokens.append(token)
