@@ -216,8 +216,11 @@ def test_in_the_middle_of_requests(model, fingerprint, plain, drafts_pay, server
             os.kill(server.pid, signal.SIGCONT)
         elif fault is kill:
             server.restart()
-        assert ask(engine, way)[0] == wanted
-        assert until(lambda: cache.stats().index.tokens >= len(PROMPTS) * NEW_TOKENS)
-        tokens, accepted = ask(engine, way)
-        assert tokens == wanted
-        assert accepted > 0
+
+        def drafts_are_accepted_again() -> bool:
+            # Not once: the index may still hold what the fault took, and lose it during the request.
+            tokens, accepted = ask(engine, way)
+            assert tokens == wanted
+            return accepted > 0
+
+        assert until(drafts_are_accepted_again)
