@@ -45,8 +45,8 @@ from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
 from cluster.config import NO_CACHE, ClusterConfig, DraftConfig
 from cluster.errors import ConfigError
-from cluster.gateway.call import ServedModel
 from cluster.gateway.deployment import gateway_application
+from cluster.gateway.served_model import ServedModel
 from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.router.prefill_budget import round_limits

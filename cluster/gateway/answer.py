@@ -16,10 +16,11 @@ import msgspec
 
 from actors.errors import DeadlineExceeded, Unavailable
 from actors.messages import TARGET, GenerationRequest, RequestTimes, SpeculationStats, TokenChunk, TokenLogprobs
-from cluster.gateway.call import CallOrigin, FinishReason, GenerationCall, Piece, TokenSource, joined
+from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.errors import status_of, unwrap
 from cluster.gateway.logprobs import TokenScore, token_scores
 from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.piece import FinishReason, Piece, TokenSource, joined
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.streams import StreamShape

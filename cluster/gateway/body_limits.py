@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.errors import InvalidRequest, Size
+from cluster.gateway.call import MAX_CHOICES
 from cluster.gateway.errors import BodyTooLarge
 from cluster.gateway.schema import parse_json_object
-from cluster.gateway.service import MAX_CHOICES
 from cluster.text.json_shape import without_strings
 from cluster.validation import counted
 

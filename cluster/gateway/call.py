@@ -1,13 +1,9 @@
-"""Records of a call without wire format: what a client asks for, and the pieces of text it gets."""
+"""Records of a call without wire format: what a client asks for, and who asks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
-from actors.messages import Acceptance, SpeculationStats
-from cluster.gateway.logprobs import TokenScore
 from cluster.generation import HTTP_TEMPERATURE, GenerationOptions
 from cluster.text.chat_format import NO_TOOLS, ToolUse
 from cluster.text.chat_template import TemplateOptions
@@ -15,6 +11,7 @@ from cluster.text.text_codec import ChatMessage, Prompt
 
 HTTP_DEFAULTS = GenerationOptions(temperature=HTTP_TEMPERATURE)
 DEFAULT_TEMPLATE = TemplateOptions()
+MAX_CHOICES = 32  # prompts x n of one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,53 +59,3 @@ class CallOrigin:
     request_id: str  # `x-request-id`, or generated
     traceparent: str | None = None  # W3C Trace Context, unchecked
     tracestate: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What the gateway knows of the target model."""
-
-    name: str
-    max_model_len: int  # tokens of prompt and answer together; replaced by the router's once known
-    vocab_size: int  # token ids are below it
-    eos_token_ids: tuple[int, ...]
-    created: int = 0  # Unix seconds
-    drafters: tuple[str, ...] = ()  # drafters that run, without auto and none
-    acceptance: Acceptance = "coupled"
-    tool_parser: str = "auto"  # how its chat template writes calls; auto: as the template shows
-    max_requests: int | None = None  # that a router takes at a time, running and waiting; None: not known
-    max_side_len: int | None = None  # encoder-decoder models: tokens of prompt or answer alone
-
-
-FinishReason = Literal["stop", "length"]
-TokenSource = tuple[str, str]  # text of a token, and who proposed it: a drafter's name or "target"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """New text of one answer. The last piece of an answer has a finish reason, and only it has cached tokens and
-    statistics."""
-
-    choice: int  # prompt index * n + answer index
-    text: str
-    finish_reason: FinishReason | None = None
-    num_completion_tokens: int = 0  # of the answer so far
-    stop_string: str | None = None  # that ended the answer
-    num_cached_tokens: int = 0  # prompt tokens from the prefix cache
-    stats: SpeculationStats | None = None
-    token_sources: tuple[TokenSource, ...] = ()  # of `text`, where the call wants them; every piece has its own
-    token_ids: tuple[int, ...] = ()  # new ones, where the call wants them
-    scores: tuple[TokenScore, ...] = ()  # of new tokens, where the call wants them; of a prompt that is echoed, too
-
-
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """Consecutive pieces of one answer, at least one, as one."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return replace(
-        pieces[-1],
-        text="".join(piece.text for piece in pieces),
-        token_sources=tuple(pair for piece in pieces for pair in piece.token_sources),
-        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
-        scores=tuple(score for piece in pieces for score in piece.scores),
-    )

@@ -18,7 +18,6 @@ from ray.serve.grpc_util import RayServegRPCContext
 from actors.logs import ObservabilityConfig, configure_logging
 from cluster.config import GatewayConfig
 from cluster.gateway import SERVICER_FUNCTIONS
-from cluster.gateway.call import ServedModel
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.front_door import FrontDoor
 from cluster.gateway.grpc_registration import HostedGrpcOptions
@@ -28,6 +27,7 @@ from cluster.gateway.metrics import GatewayMetrics, merged
 from cluster.gateway.metrics_page import metrics_listener
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import RouterClient, ask_all
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from actors.errors import PacelineError
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece
 from cluster.gateway.error_answer import error_answer
 from cluster.gateway.errors import ErrorStatus, status_of
 from cluster.gateway.http_answers import EventStream, collect, first_piece, json_answer, unless_disconnected
+from cluster.gateway.piece import Piece
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import padded_json
 

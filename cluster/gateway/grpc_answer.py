@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece
-from cluster.gateway.chat_answer import ChatEvents, new_call_id, text_of
+from cluster.gateway.chat_events import ChatEvents, new_call_id, text_of
 from cluster.gateway.logprobs import TokenScore
-from cluster.gateway.openai_answer import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
+from cluster.gateway.piece import Piece
 from cluster.gateway.service import GenerationService
+from cluster.gateway.totals import AnswerTotals
 from cluster.text.token_strings import TokenStrings
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
 

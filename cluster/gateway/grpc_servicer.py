@@ -27,13 +27,7 @@ from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.grpc_answer import GrpcAnswer
-from cluster.gateway.grpc_chat import (
-    choice_fields,
-    conversation_fields,
-    logprob_fields,
-    own_field,
-    refuse_chat_fields,
-)
+from cluster.gateway.grpc_chat import choice_fields, conversation_fields, logprob_fields, own_field, refuse_chat_fields
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.schema import CompletionBody, completion_call, parse_fields
 from cluster.gateway.service import GenerationService

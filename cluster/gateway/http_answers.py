@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from actors.errors import InvalidRequest
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece
+from cluster.gateway.piece import Piece
 from cluster.gateway.service import GenerationService
 
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ from actors.errors import PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
 from cluster.gateway.body_limits import read_fields
-from cluster.gateway.call import CallOrigin, GenerationCall, Piece
+from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.chat_answer import ChatWriter
 from cluster.gateway.chat_schema import ChatBody, chat_call
 from cluster.gateway.error_answer import error_answer
@@ -30,19 +30,15 @@ from cluster.gateway.http_answers import EventStream, collect, first_piece, json
 from cluster.gateway.messages_face import authorization_of
 from cluster.gateway.messages_routes import MESSAGES_BODIES, add_messages_routes
 from cluster.gateway.metrics_page import METRICS_TYPE
-from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter, UsageChunks
+from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter
 from cluster.gateway.openapi import document_of, request_body
 from cluster.gateway.origins import JsonRequired, cors
 from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
+from cluster.gateway.piece import Piece
 from cluster.gateway.request_body import read_body
 from cluster.gateway.responses_routes import add_responses_routes
 from cluster.gateway.responses_schema import ResponsesBody
-from cluster.gateway.schema import (
-    CompletionBody,
-    GenerationFields,
-    completion_call,
-    parse_fields,
-)
+from cluster.gateway.schema import CompletionBody, GenerationFields, UsageChunks, completion_call, parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import padded_json
 from cluster.gateway.token_routes import TOKEN_BODIES, add_token_routes

@@ -8,12 +8,12 @@ from typing import Any
 from pydantic_core import from_json
 
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece
-from cluster.gateway.chat_answer import ChatEvents
+from cluster.gateway.chat_events import ChatEvents
 from cluster.gateway.errors import ErrorStatus
 from cluster.gateway.messages_face import messages_error
-from cluster.gateway.openai_answer import AnswerTotals
+from cluster.gateway.piece import Piece
 from cluster.gateway.service import GenerationService
+from cluster.gateway.totals import AnswerTotals
 from cluster.text.tools.events import CallArguments, CallBegin, Event, Reasoning
 
 _DELTAS = {"text": "text_delta", "thinking": "thinking_delta"}  # by block; the member has the block's name

@@ -14,13 +14,7 @@ from cluster.gateway.event_answer import answer_with_events
 from cluster.gateway.http_answers import json_answer, timeout_s
 from cluster.gateway.messages_answer import MessageWriter
 from cluster.gateway.messages_face import MESSAGES_PATH
-from cluster.gateway.messages_schema import (
-    CountTokensBody,
-    MessagesBody,
-    messages_call,
-    messages_prompt,
-    own_fields,
-)
+from cluster.gateway.messages_schema import CountTokensBody, MessagesBody, messages_call, messages_prompt, own_fields
 from cluster.gateway.openapi import request_body
 from cluster.gateway.request_body import read_body
 from cluster.gateway.schema import parse_fields

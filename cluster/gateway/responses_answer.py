@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.gateway.answer import PreparedCall
-from cluster.gateway.call import Piece
-from cluster.gateway.chat_answer import ChatEvents, new_call_id
+from cluster.gateway.chat_events import ChatEvents, new_call_id
 from cluster.gateway.content_scores import ContentScores
 from cluster.gateway.errors import ErrorStatus
 from cluster.gateway.logprobs import TokenScore, chat_logprobs
-from cluster.gateway.openai_answer import AnswerTotals
+from cluster.gateway.piece import Piece
 from cluster.gateway.responses_schema import FunctionTool, ResponsesBody
 from cluster.gateway.service import GenerationService
+from cluster.gateway.totals import AnswerTotals
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "reasoning": "rs"}

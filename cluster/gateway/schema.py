@@ -19,7 +19,6 @@ from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.call import GenerationCall
 from cluster.gateway.constraints import Constraint, ConstraintFields, constraint_of
 from cluster.gateway.foreign_fields import without_foreign
-from cluster.gateway.openai_answer import UsageChunks
 from cluster.gateway.unknown_fields import unknown_field
 from cluster.generation import (
     HTTP_TEMPERATURE,
@@ -35,6 +34,7 @@ from cluster.validation import StrictFields, counted, field_path, first_problem,
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
+UsageChunks = Literal["none", "last", "every"]  # chunks of a stream that have usage
 MAX_STOP_CHARS = 256
 _MAX_PROBLEMS = 1000
 MAX_SALT_CHARS = 256

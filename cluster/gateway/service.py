@@ -22,12 +22,13 @@ from actors.errors import InvalidRequest, PacelineError
 from actors.messages import GenerationRequest, no_tokens
 from cluster.config import GatewayConfig
 from cluster.gateway.answer import Answer, AnswerText, PreparedCall
-from cluster.gateway.call import CallOrigin, GenerationCall, Piece, ServedModel
+from cluster.gateway.call import MAX_CHOICES, CallOrigin, GenerationCall
 from cluster.gateway.errors import ModelNotFound, status_of
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.metrics_page import TENANTS_INTERVAL_S, MetricsPage
-from cluster.gateway.model_card import ModelCard, capabilities
+from cluster.gateway.piece import Piece
 from cluster.gateway.router_client import RouterClient
+from cluster.gateway.served_model import ModelCard, ServedModel, capabilities
 from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
 from cluster.gateway.token_sources import TextSources
 from cluster.generation import LengthLimits, check_token_ids
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from cluster.gateway.tracing import CallTrace, Tracing  # which brings OpenTelemetry
 
 logger = logging.getLogger(__name__)
-
-MAX_CHOICES = 32  # prompts x n of one call
 
 # Only this many characters of a prediction are tokenised for each token that the model has room for. The longest tokens
 # of some vocabularies are longer, but text is not made of them alone.

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import Piece, joined
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
+from cluster.gateway.piece import Piece, joined
 
 _INTERVAL_S = 0.1  # default where there are tenants
 

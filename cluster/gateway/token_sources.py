@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from cluster.gateway.call import TokenSource
+from cluster.gateway.piece import TokenSource
 
 
 class TextSources:

@@ -35,8 +35,8 @@ from actors.messages import GenerationRequest, TokenChunk, VerifyBatch, VerifyRe
 from actors.workers.directory import WorkerEntry
 from actors.workers.worker_loop import WorkerLoop
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.http_app import create_app
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.offline.engine import LocalEngine
 from cluster.router.connections import Connections, keep_connected

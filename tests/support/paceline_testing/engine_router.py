@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.messages import GenerationRequest, TokenChunk
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.offline.engine import LocalEngine
 from cluster.router.status import RouterStatus

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.hosts import PROBE_PATHS, allowed_hosts, host_name
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, LinkError, Overloaded, Unavailable
 from cluster.config import GatewayConfig
-from cluster.gateway.call import GenerationCall, ServedModel
+from cluster.gateway.call import GenerationCall
 from cluster.gateway.chat_schema import ChatBody
 from cluster.gateway.http_app import create_app
 from cluster.gateway.schema import CompletionBody
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.router.status import RouterStatus
 from paceline_testing.echo_gateway import gateway_client, until

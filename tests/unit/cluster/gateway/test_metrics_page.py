@@ -12,10 +12,10 @@ import pytest
 from actors.errors import InvalidRequest
 from actors.messages import TokenChunk
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.http_app import create_app
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.metrics_page import MetricsPage, metrics_listener
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration

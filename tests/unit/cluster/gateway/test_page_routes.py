@@ -7,8 +7,8 @@ import re
 import pytest
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.page_routes import PAGE_PATHS, inlined
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter

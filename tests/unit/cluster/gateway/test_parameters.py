@@ -9,11 +9,11 @@ import json
 import pytest
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.chat_schema import ChatBody
 from cluster.gateway.foreign_fields import FOREIGN_FIELDS
 from cluster.gateway.logprobs import TextOffsets, TokenScore, completion_logprobs
 from cluster.gateway.schema import CompletionBody
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter

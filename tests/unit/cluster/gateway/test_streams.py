@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import Piece
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
+from cluster.gateway.piece import Piece
 from cluster.gateway.streams import AS_IT_COMES, SIZES, StreamShape, pad, padded_json, padded_size, shaped, stream_shape
 
 ROUNDS = st.lists(st.lists(st.sampled_from(["a", "bc", "", "\n", "é", "😀"]), max_size=9), min_size=1, max_size=12)

@@ -16,13 +16,13 @@ from actors.drafters.contract import DraftContext
 from actors.messages import SamplingParams
 from cache_service.formats.namespaces import OPEN, PUBLIC
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.http_app import OPEN_PATHS, create_app
 from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from cluster.gateway.page_routes import PAGE_PATHS
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway.streams import SIZES
 from cluster.offline.engine import LocalEngine

@@ -1,17 +1,17 @@
 """Text to tokens and back over HTTP and gRPC, and what clients are told of the model.
 
-Covers `cluster.gateway.tokenizing`, `cluster.gateway.token_routes`, `cluster.gateway.model_card` and the parameters of
-gRPC that they share.
+Covers `cluster.gateway.tokenizing`, `cluster.gateway.token_routes`, `cluster.gateway.served_model` and the parameters
+of gRPC that they share.
 """
 
 import grpc
 import pytest
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2 as pb
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter

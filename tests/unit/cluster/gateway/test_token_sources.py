@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config import GatewayConfig
-from cluster.gateway.call import ServedModel
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway.token_sources import TextSources
 from paceline_testing.echo_gateway import gateway_client

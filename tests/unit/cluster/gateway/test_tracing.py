@@ -19,9 +19,10 @@ from actors.logs import ObservabilityConfig
 from actors.messages import GenerationRequest, SamplingParams
 from cluster.config import GatewayConfig
 from cluster.gateway import tracing as tracing_module
-from cluster.gateway.call import CallOrigin, GenerationCall, ServedModel
+from cluster.gateway.call import CallOrigin, GenerationCall
 from cluster.gateway.grpc_servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2
+from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tracing import Tracing, open_tracing
 from cluster.generation import GenerationOptions

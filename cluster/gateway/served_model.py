@@ -1,11 +1,27 @@
-"""What clients are told of the served model."""
+"""The served model: what the gateway knows of it, and what clients are told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.gateway.call import ServedModel
+from actors.messages import Acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the gateway knows of the target model."""
+
+    name: str
+    max_model_len: int  # tokens of prompt and answer together; replaced by the router's once known
+    vocab_size: int  # token ids are below it
+    eos_token_ids: tuple[int, ...]
+    created: int = 0  # Unix seconds
+    drafters: tuple[str, ...] = ()  # drafters that run, without auto and none
+    acceptance: Acceptance = "coupled"
+    tool_parser: str = "auto"  # how its chat template writes calls; auto: as the template shows
+    max_requests: int | None = None  # that a router takes at a time, running and waiting; None: not known
+    max_side_len: int | None = None  # encoder-decoder models: tokens of prompt or answer alone
 
 
 @dataclass(frozen=True, slots=True)
