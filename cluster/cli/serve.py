@@ -244,7 +244,7 @@ def _http_url(gateway: GatewayConfig) -> str:
 def _require_certificates(gateway: GatewayConfig) -> None:
     """Raises InvalidRequest if the files of `gateway.tls` cannot be used: the proxies would tell it in their logs."""
     if gateway.tls.certificate_file is not None:
-        from cluster.gateway.certificates import Certificates
+        from cluster.gateway.door.certificates import Certificates
 
         Certificates(gateway.tls)
 

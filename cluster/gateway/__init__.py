@@ -5,6 +5,6 @@ May import: router, tenants, text and the single modules of cluster below them; 
 
 # The gRPC services by import path, as Serve's options name them. Here, where they can be read without importing Ray.
 SERVICER_FUNCTIONS = (
-    "cluster.gateway.grpc_registration.add_inference",
-    "cluster.gateway.grpc_registration.add_health",
+    "cluster.gateway.grpc.registration.add_inference",
+    "cluster.gateway.grpc.registration.add_health",
 )

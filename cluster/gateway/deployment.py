@@ -18,13 +18,13 @@ from ray.serve.grpc_util import RayServegRPCContext
 from actors.logs import ObservabilityConfig, configure_logging
 from cluster.config import GatewayConfig
 from cluster.gateway import SERVICER_FUNCTIONS
+from cluster.gateway.door.front_door import FrontDoor
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
-from cluster.gateway.front_door import FrontDoor
-from cluster.gateway.grpc_registration import HostedGrpcOptions
-from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.grpc.registration import HostedGrpcOptions
+from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
-from cluster.gateway.metrics import GatewayMetrics, merged
-from cluster.gateway.metrics_page import metrics_listener
+from cluster.gateway.observability.metrics import GatewayMetrics, merged
+from cluster.gateway.observability.metrics_page import metrics_listener
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.served_model import ServedModel
@@ -66,7 +66,7 @@ class Gateway(InferenceServicer):
         gatekeeper = None if access is None else Gatekeeper(access, config.replicas, refusals, failures)
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
-            from cluster.gateway.tracing import open_tracing  # OpenTelemetry loads slowly
+            from cluster.gateway.observability.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
         router_client = RouterClient(router)
@@ -124,7 +124,7 @@ class Gateway(InferenceServicer):
                 yield chunk
         finally:
             await chunks.aclose()
-        if grpc_context.code():  # it failed; see `grpc_registration` for why there is one more message
+        if grpc_context.code():  # it failed; see `grpc/registration.py` for why there is one more message
             yield inference_pb2.GenerateChunk()
 
 

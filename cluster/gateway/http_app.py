@@ -19,30 +19,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actors.errors import PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
-from cluster.gateway.body_limits import read_fields
-from cluster.gateway.call import CallOrigin, GenerationCall
-from cluster.gateway.chat_answer import ChatWriter
-from cluster.gateway.chat_schema import ChatBody, chat_call
-from cluster.gateway.error_answer import error_answer
+from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.streams import padded_json
+from cluster.gateway.door.error_answer import error_answer
+from cluster.gateway.door.hosts import HostRequired, allowed_hosts
+from cluster.gateway.door.messages_face import authorization_of
+from cluster.gateway.door.origins import JsonRequired, cors
 from cluster.gateway.errors import ErrorStatus, MetricsElsewhere, status_of
-from cluster.gateway.hosts import HostRequired, allowed_hosts
-from cluster.gateway.http_answers import EventStream, collect, first_piece, json_answer, timeout_s, unless_disconnected
-from cluster.gateway.messages_face import authorization_of
-from cluster.gateway.messages_routes import MESSAGES_BODIES, add_messages_routes
-from cluster.gateway.metrics_page import METRICS_TYPE
-from cluster.gateway.openai_answer import AnswerWriter, CompletionWriter
-from cluster.gateway.openapi import document_of, request_body
-from cluster.gateway.origins import JsonRequired, cors
-from cluster.gateway.page_routes import PAGE_PATHS, add_page_routes
-from cluster.gateway.piece import Piece
-from cluster.gateway.request_body import read_body
-from cluster.gateway.responses_routes import add_responses_routes
-from cluster.gateway.responses_schema import ResponsesBody
-from cluster.gateway.schema import CompletionBody, GenerationFields, UsageChunks, completion_call, parse_fields
+from cluster.gateway.http.answers import EventStream, collect, first_piece, json_answer, timeout_s, unless_disconnected
+from cluster.gateway.http.openapi import document_of, request_body
+from cluster.gateway.http.request_body import read_body
+from cluster.gateway.http.unknown_routes import allowed_methods, no_route
+from cluster.gateway.messages.routes import MESSAGES_BODIES, add_messages_routes
+from cluster.gateway.observability.metrics_page import METRICS_TYPE
+from cluster.gateway.openai.answer import AnswerWriter, CompletionWriter
+from cluster.gateway.openai.chat_answer import ChatWriter
+from cluster.gateway.openai.token_routes import TOKEN_BODIES, add_token_routes
+from cluster.gateway.page.routes import PAGE_PATHS, add_page_routes
+from cluster.gateway.requests.body_limits import read_fields
+from cluster.gateway.requests.call import CallOrigin, GenerationCall
+from cluster.gateway.requests.chat_schema import ChatBody, chat_call
+from cluster.gateway.requests.schema import CompletionBody, GenerationFields, UsageChunks, completion_call, parse_fields
+from cluster.gateway.responses.routes import add_responses_routes
+from cluster.gateway.responses.schema import ResponsesBody
 from cluster.gateway.service import GenerationService
-from cluster.gateway.streams import padded_json
-from cluster.gateway.token_routes import TOKEN_BODIES, add_token_routes
-from cluster.gateway.unknown_routes import allowed_methods, no_route
 
 OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/version", "/metrics"))  # for probes and scrapers
 

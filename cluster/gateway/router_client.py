@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from actors.errors import Overloaded, PacelineError, RouterLost, Unavailable
 from actors.messages import GenerationRequest, TokenChunk
 from cluster.gateway.errors import unwrap
-from cluster.gateway.metrics import merged
+from cluster.gateway.observability.metrics import merged
 from cluster.router.status import RouterStatus
 
 _BACKPRESSURE_RETRY_S = 1.0

@@ -21,16 +21,16 @@ from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import InvalidRequest, PacelineError
 from actors.messages import GenerationRequest, no_tokens
 from cluster.config import GatewayConfig
-from cluster.gateway.answer import Answer, AnswerText, PreparedCall
-from cluster.gateway.call import MAX_CHOICES, CallOrigin, GenerationCall
+from cluster.gateway.answers.answer import Answer, AnswerText, PreparedCall
+from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
+from cluster.gateway.answers.token_sources import TextSources
 from cluster.gateway.errors import ModelNotFound, status_of
-from cluster.gateway.metrics import GatewayMetrics
-from cluster.gateway.metrics_page import TENANTS_INTERVAL_S, MetricsPage
-from cluster.gateway.piece import Piece
+from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.gateway.observability.metrics_page import TENANTS_INTERVAL_S, MetricsPage
+from cluster.gateway.requests.call import MAX_CHOICES, CallOrigin, GenerationCall
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.served_model import ModelCard, ServedModel, capabilities
-from cluster.gateway.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
-from cluster.gateway.token_sources import TextSources
 from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
@@ -44,7 +44,7 @@ from cluster.text.tools.answer_parser import AnswerParser
 from cluster.validation import counted
 
 if TYPE_CHECKING:
-    from cluster.gateway.tracing import CallTrace, Tracing  # which brings OpenTelemetry
+    from cluster.gateway.observability.tracing import CallTrace, Tracing  # which brings OpenTelemetry
 
 logger = logging.getLogger(__name__)
 

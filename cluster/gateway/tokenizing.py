@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from actors.errors import InvalidRequest
-from cluster.gateway.chat_schema import TemplateFields, conversation_of, template_options, tool_use
-from cluster.gateway.schema import parse_fields
+from cluster.gateway.requests.chat_schema import TemplateFields, conversation_of, template_options, tool_use
+from cluster.gateway.requests.schema import parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.generation import check_token_ids
 from cluster.tenants.gatekeeper import Tenant

@@ -1,5 +1,5 @@
-"""Metrics of a router: rounds, drafters, links and shared cache. Names follow the rules of `cluster.gateway.metrics`;
-no name is used by both."""
+"""Metrics of a router: rounds, drafters, links and shared cache. Names follow the rules of
+`cluster.gateway.observability.metrics`; no name is used by both."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from actors.messages import GenerationRequest, SamplingParams
 from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
-from cluster.gateway.call import GenerationCall
+from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.served_model import ServedModel
 from cluster.generation import GenerationOptions
 from cluster.router.run_round import run_local_round

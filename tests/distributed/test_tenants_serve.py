@@ -19,8 +19,8 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from cluster.gateway import SERVICER_FUNCTIONS
+from cluster.gateway.answers.streams import SIZES
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
-from cluster.gateway.streams import SIZES
 from cluster.offline.engine import LocalEngine
 from cluster.tenants.administration import TenantAdministration
 from paceline_testing.ascii_model import speak_ascii

@@ -17,7 +17,7 @@ from actors.models.source import ModelSource
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.config import load_config as load_cluster_config
-from cluster.gateway.schema import CompletionBody, parse_fields
+from cluster.gateway.requests.schema import CompletionBody, parse_fields
 from cluster.generation import GenerationOptions
 from cluster.offline.engine import Generation, LocalEngine
 from cluster.offline.options import KEYS

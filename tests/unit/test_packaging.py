@@ -61,7 +61,7 @@ def test_every_module_is_used_by_another_or_found_by_its_name():
     """What only tests use lives beside them."""
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in source_files()}
     # By the wheel's entry point, to Ray, in a serveConfigV2, and by those who write pages anew.
-    named = {"cluster.cli.main", "cluster.gateway.proxy_errors", "cluster.app"}
+    named = {"cluster.cli.main", "cluster.gateway.door.proxy_errors", "cluster.app"}
     named |= {"cluster.deploy.validate.rules_page", "cluster.deploy.chart_schema"}
     named |= {entry.place.partition(":")[0] for entry in COMMANDS.values()}
     drafters = {name for name in modules if name.startswith("actors.drafters.")}

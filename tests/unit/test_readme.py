@@ -12,7 +12,7 @@ import typer
 
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
-from cluster.gateway.schema import SpeculationFields
+from cluster.gateway.requests.schema import SpeculationFields
 from paceline_testing.echo_gateway import echo_gateway
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -83,8 +83,8 @@ http_options:
 grpc_options:
   port: {{ $gateway.grpc_port }}
   grpc_servicer_functions:
-  - cluster.gateway.grpc_registration.add_inference
-  - cluster.gateway.grpc_registration.add_health
+  - cluster.gateway.grpc.registration.add_inference
+  - cluster.gateway.grpc.registration.add_health
   request_timeout_s: {{ $gateway.request_timeout_s }}
   enable_reflection: {{ $gateway.grpc_reflection }}
 applications:

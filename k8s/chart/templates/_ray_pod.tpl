@@ -158,7 +158,7 @@ spec:
 
 {{- define "paceline.ownEnvironment" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
-- {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.proxy_errors.middlewares}
+- {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.door.proxy_errors.middlewares}
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "0.2"}
 {{- $config := include "paceline.config" . | fromYaml }}
 {{- $keys := and (ne "" .Values.tenants.existingSecret) (not $config.tenants.open) }}

@@ -12,7 +12,7 @@ import uvicorn
 from grpc_reflection.v1alpha import reflection
 
 from cluster.config import GatewayConfig
-from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1.inference_pb2 import DESCRIPTOR
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server

@@ -8,7 +8,7 @@ import pytest
 from actors.errors import RouterLost
 from actors.logs import OTHERS, PACKAGES, ObservabilityConfig, configure_logging, request_id, request_id_of
 from cluster.config import GatewayConfig
-from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService

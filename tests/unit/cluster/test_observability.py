@@ -10,7 +10,7 @@ from actors.drafters.registry import create_drafters
 from actors.links.keys import LinkKeys
 from cache_service.store.connection import ConnectionSettings
 from cluster.cache.shared_cache import SharedCache
-from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.router.connections import Connections
 from cluster.router.driver import RouterDriver
 from cluster.router.metrics import RouterMetrics

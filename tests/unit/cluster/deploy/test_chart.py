@@ -26,7 +26,7 @@ from cluster.deploy.chart_schema import with_config
 from cluster.deploy.validate.check import validate
 from cluster.deploy.validate.quantity import parse_quantity
 from cluster.gateway import SERVICER_FUNCTIONS
-from cluster.gateway.front_door import SETTINGS_VARIABLE, FrontDoor
+from cluster.gateway.door.front_door import SETTINGS_VARIABLE, FrontDoor
 from paceline_testing.chart import (
     CHART,
     PROFILES,

@@ -12,7 +12,7 @@ from ray.exceptions import RayTaskError
 
 from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded, RouterLost, Unavailable
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
-from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
 
 ROOT = Path(__file__).resolve().parents[4]

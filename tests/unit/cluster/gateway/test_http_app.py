@@ -1,6 +1,6 @@
 """The HTTP face in process: answers, streams, limits and errors, over an echoing router.
 
-Covers `cluster.gateway.answer`, `cluster.gateway.openai_answer`, `cluster.gateway.schema`,
+Covers `cluster.gateway.answers.answer`, `cluster.gateway.openai.answer`, `cluster.gateway.requests.schema`,
 `cluster.gateway.service` and `cluster.validation`, too.
 """
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, LinkError, Overloaded, Unavailable
 from cluster.config import GatewayConfig
-from cluster.gateway.call import GenerationCall
-from cluster.gateway.chat_schema import ChatBody
 from cluster.gateway.http_app import create_app
-from cluster.gateway.schema import CompletionBody
+from cluster.gateway.requests.call import GenerationCall
+from cluster.gateway.requests.chat_schema import ChatBody
+from cluster.gateway.requests.schema import CompletionBody
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.router.status import RouterStatus

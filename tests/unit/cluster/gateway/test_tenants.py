@@ -16,15 +16,15 @@ from actors.drafters.contract import DraftContext
 from actors.messages import SamplingParams
 from cache_service.formats.namespaces import OPEN, PUBLIC
 from cluster.config import GatewayConfig
-from cluster.gateway.grpc_servicer import InferenceServicer
+from cluster.gateway.answers.streams import SIZES
+from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.http_app import OPEN_PATHS, create_app
-from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
-from cluster.gateway.page_routes import PAGE_PATHS
+from cluster.gateway.page.routes import PAGE_PATHS
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
-from cluster.gateway.streams import SIZES
 from cluster.offline.engine import LocalEngine
 from cluster.router.status import RouterStatus
 from cluster.tenants.access import TenantAccess

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from actors.errors import InvalidRequest
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.gateway.metrics import GatewayMetrics
+from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.tenants.access import TenantAccess, tenant_access
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated

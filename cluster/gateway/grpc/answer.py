@@ -1,0 +1,118 @@
+"""Answers of the gRPC API: text, reasoning, calls and log-probabilities, whole or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cluster.gateway.answers.answer import PreparedCall
+from cluster.gateway.answers.chat_events import ChatEvents, new_call_id, text_of
+from cluster.gateway.answers.logprobs import TokenScore
+from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.totals import AnswerTotals
+from cluster.gateway.paceline.v1 import inference_pb2
+from cluster.gateway.service import GenerationService
+from cluster.text.token_strings import TokenStrings
+from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
+
+_FINISH_REASONS = {
+    "stop": inference_pb2.FINISH_REASON_STOP,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": inference_pb2.FINISH_REASON_TOOL_CALLS,
+}
+
+
+class GrpcAnswer:
+    """Writes one answer, as one response or as chunks."""
+
+    def __init__(self, prepared: PreparedCall, service: GenerationService) -> None:
+        self._prepared = prepared
+        self._strings = service.token_strings
+        self._head: dict[str, Any] = {"id": prepared.call_id, "model": service.model.name}
+        self._events = ChatEvents(service.answer_parser(prepared) if prepared.call.is_chat else None)
+        self._num_chunks = 0
+
+    def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
+        events = [event for piece in pieces for event in self._events.of(piece)]
+        return inference_pb2.GenerateResponse(
+            **self._head,
+            text=text_of(events, Content),
+            reasoning=text_of(events, Reasoning),
+            tool_calls=_calls(_deltas(events)),
+            token_ids=[token for piece in pieces for token in piece.token_ids],
+            logprobs=self._logprobs(score for piece in pieces for score in piece.scores),
+            prompt_token_ids=self._prompt_ids(),
+            **self._ending(pieces[-1]),
+        )
+
+    def chunk(self, piece: Piece) -> inference_pb2.GenerateChunk | None:
+        """None: the piece is held back, since it may be the beginning of a call."""
+        events = self._events.of(piece)
+        if not (events or piece.token_ids or piece.scores or piece.finish_reason is not None):
+            return None
+        number, self._num_chunks = self._num_chunks, self._num_chunks + 1
+        return inference_pb2.GenerateChunk(
+            **self._head,
+            sequence_number=number,
+            text=text_of(events, Content),
+            reasoning=text_of(events, Reasoning),
+            tool_calls=_deltas(events),
+            token_ids=piece.token_ids,
+            logprobs=self._logprobs(piece.scores),
+            prompt_token_ids=() if number else self._prompt_ids(),
+            **(self._ending(piece) if piece.finish_reason is not None else {}),
+        )
+
+    def _prompt_ids(self) -> list[int]:
+        prepared = self._prepared
+        return prepared.requests[0].prompt_token_ids.tolist() if prepared.call.wants_token_ids else []
+
+    def _logprobs(self, scores: Iterable[TokenScore]) -> list[inference_pb2.TokenLogprob]:
+        return [_logprob(score, self._strings) for score in scores]
+
+    def _ending(self, piece: Piece) -> dict[str, Any]:
+        """Fields of the last message of an answer; `piece` is the last piece."""
+        totals = AnswerTotals(self._prepared.num_prompt_tokens, answers_per_prompt=1)
+        totals.add(piece)
+        reason = self._events.finish_reason(piece, self._prepared.call.tool_use) or "stop"
+        ending: dict[str, Any] = {
+            "finish_reason": _FINISH_REASONS[reason],
+            "usage": inference_pb2.Usage(
+                prompt_tokens=totals.num_prompt_tokens,
+                completion_tokens=totals.num_completion_tokens,
+                total_tokens=totals.num_prompt_tokens + totals.num_completion_tokens,
+                cached_tokens=totals.num_cached_tokens,
+            ),
+        }
+        if self._prepared.call.wants_stats:
+            ending["speculation"] = inference_pb2.SpeculationStats(**totals.speculation())
+        return ending
+
+
+def _deltas(events: Iterable[Event]) -> list[inference_pb2.ToolCallDelta]:
+    deltas = []
+    for event in events:
+        if isinstance(event, CallBegin):
+            deltas.append(inference_pb2.ToolCallDelta(index=event.index, id=new_call_id(), name=event.name))
+        elif isinstance(event, CallArguments):
+            deltas.append(inference_pb2.ToolCallDelta(index=event.index, arguments=event.text))
+    return deltas
+
+
+def _calls(deltas: Iterable[inference_pb2.ToolCallDelta]) -> list[inference_pb2.ToolCall]:
+    calls: list[inference_pb2.ToolCall] = []
+    for delta in deltas:
+        if delta.id:
+            calls.append(inference_pb2.ToolCall(id=delta.id, name=delta.name))
+        calls[delta.index].arguments += delta.arguments
+    return calls
+
+
+def _logprob(score: TokenScore, strings: TokenStrings) -> inference_pb2.TokenLogprob:
+    top = [
+        inference_pb2.TopLogprob(token_id=token_id, text=strings.bytes_of(token_id), logprob=logprob)
+        for token_id, logprob in score.top
+    ]
+    return inference_pb2.TokenLogprob(
+        token_id=score.token_id, text=strings.bytes_of(score.token_id), logprob=score.logprob, top=top
+    )

@@ -1,0 +1,58 @@
+"""Settings of Serve's proxies, on both ways to them, and what a proxy then uses."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from cluster.config import GatewayConfig
+from cluster.gateway.door.front_door import SETTINGS_VARIABLE, FrontDoor
+from cluster.gateway.grpc.registration import HostedGrpcOptions
+from cluster.tenants.access import TenantAccess
+
+LOOK = """
+import pickle, sys
+import uvicorn
+from ray.serve._private import default_impl, grpc_util, http_util
+from cluster.gateway.door.proxy_errors import middlewares
+
+class Server:
+    def add_insecure_port(self, address):
+        print(address)
+
+def look():
+    found = middlewares()
+    config = uvicorn.Config(lambda: None, factory=True)
+    config.load()
+    default_impl.add_grpc_address(Server(), "[::]:9000")
+    print(config.http_protocol_class.__name__, http_util.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)
+    print(dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)["grpc.max_receive_message_length"])
+    print([(one.kwargs["max_bytes"], one.kwargs["keys"] is not None) for one in found if "max_bytes" in one.kwargs])
+
+look()
+pickle.loads(bytes.fromhex(sys.argv[1]))  # as a proxy's process does before it makes the proxy
+look()
+"""
+
+
+@pytest.mark.whole
+def test_settings_come_from_the_environment_or_with_serves_options(tmp_path):
+    access = TenantAccess(tmp_path / "tenants.json", may_be_open=False)
+    door = FrontDoor.of(GatewayConfig(host="127.0.0.7", max_body_bytes=100_000), access)
+    options = pickle.dumps(HostedGrpcOptions(front_door=door)).hex()
+    environment = {**os.environ, SETTINGS_VARIABLE: '{"max_body_bytes": 200000}'}
+    command = [sys.executable, "-c", LOOK, options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    protocol = "LimitedHttpProtocol cluster.gateway.door.proxy_errors.middlewares"
+    assert done.stdout.splitlines() == [
+        "[::]:9000",
+        protocol,
+        "265536",
+        "[(200000, False)]",
+        "127.0.0.7:9000",
+        protocol,
+        "165536",
+        "[(100000, True)]",
+    ]
