@@ -7,50 +7,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
-from actors.drafters.registry import AUTO, NONE, expand_drafters
 from actors.errors import InvalidRequest, PacelineError
-from actors.messages import GenerationRequest, no_tokens
 from cluster.config import GatewayConfig
-from cluster.gateway.answers.answer import Answer, AnswerText, PreparedCall
+from cluster.gateway.answers.answer import Answer
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import Arrival, PreparedCall
 from cluster.gateway.answers.streams import AS_IT_COMES, StreamShape, fan_in, shaped, stream_shape
+from cluster.gateway.answers.text import AnswerText
 from cluster.gateway.answers.token_sources import TextSources
 from cluster.gateway.errors import ModelNotFound, status_of
 from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.gateway.observability.metrics_page import TENANTS_INTERVAL_S, MetricsPage
-from cluster.gateway.requests.call import MAX_CHOICES, CallOrigin, GenerationCall
+from cluster.gateway.requests.call import CallOrigin, GenerationCall
+from cluster.gateway.requests.encoding import EncodedCall, encode
+from cluster.gateway.requests.grammars import CallGrammars, grammars_of, with_whole_grammar
+from cluster.gateway.requests.model_limits import check_call, num_new_tokens
+from cluster.gateway.requests.router_requests import requests_of, shared_request
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.served_model import ModelCard, ServedModel, capabilities
-from cluster.generation import LengthLimits, check_token_ids
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
 from cluster.text.chat_format import NO_TOOLS, ToolUse
 from cluster.text.chat_template import TemplateOptions
-from cluster.text.constraint_grammar import constraint_grammar
-from cluster.text.text_codec import EncodedPrompt, Prompt, TextCodec
+from cluster.text.text_codec import Prompt, TextCodec
 from cluster.text.token_strings import TokenStrings
 from cluster.text.tools.answer_parser import AnswerParser
-from cluster.validation import counted
 
 if TYPE_CHECKING:
     from cluster.gateway.observability.tracing import CallTrace, Tracing  # which brings OpenTelemetry
 
 logger = logging.getLogger(__name__)
 
-# Only this many characters of a prediction are tokenised for each token that the model has room for. The longest tokens
-# of some vocabularies are longer, but text is not made of them alone.
-_PREDICTION_CHARS_PER_TOKEN = 16
 _RECENT_S = 2.0  # for which probes go by what the router has last said
 
 
@@ -157,7 +153,7 @@ class GenerationService:
         )
         try:
             with self.counting_refusals():
-                return await self._prepare(call, call_id, tenant=tenant, origin=origin, trace=trace, arrived=arrived)
+                return await self._prepare(call, Arrival(call_id, origin, arrived, tenant, trace))
         except BaseException as error:
             if trace is not None:
                 trace.end(_code_of(error))
@@ -183,9 +179,10 @@ class GenerationService:
         if shape.interval_s or shape.num_tokens:
             answers = [shaped(answer, shape) for answer in answers]
         pieces = fan_in(answers)
-        if prepared.tenant is not None and self._gatekeeper is not None:
-            pieces = self._within_limits(self._gatekeeper, prepared.tenant, prepared, pieces)
-        return pieces if prepared.trace is None else _traced(prepared.trace, prepared.num_prompt_tokens, pieces)
+        tenant, trace = prepared.arrival.tenant, prepared.arrival.trace
+        if tenant is not None and self._gatekeeper is not None:
+            pieces = self._within_limits(self._gatekeeper, tenant, prepared, pieces)
+        return pieces if trace is None else _traced(trace, prepared.num_prompt_tokens, pieces)
 
     async def _within_limits(
         self, gatekeeper: Gatekeeper, tenant: Tenant, prepared: PreparedCall, pieces: AsyncGenerator[Piece, None]
@@ -197,113 +194,52 @@ class GenerationService:
                 async for piece in pieces:
                     yield piece
 
-    async def _prepare(
-        self,
-        call: GenerationCall,
-        call_id: str,
-        *,
-        tenant: Tenant | None,
-        origin: CallOrigin,
-        trace: CallTrace | None,
-        arrived: float,
-    ) -> PreparedCall:
+    async def _prepare(self, call: GenerationCall, arrival: Arrival) -> PreparedCall:
         model = self.model  # one for the whole call: another may take its place while text is encoded
         self.check_model(call.model)
-        _check_call(call, model, self._config.max_stops)
-        deadline = arrived + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
-        calls, content = await self._grammars(call)
-        sharing, options = None if tenant is None else tenant.sharing, call.options
-        scope = scope_of(sharing, options.cache, call.cache_salt, options.namespace, calls + content)
+        check_call(call, model, self._config.max_stops)
+        deadline = arrival.at + min(call.timeout_s or self._config.request_timeout_s, self._config.request_timeout_s)
+        grammars = await grammars_of(call, self.codec)
+        scope = _scope(call, arrival.tenant, grammars)
         if scope.reads_others:
             call = replace(call, wants_stats=False, wants_token_sources=False)  # they would tell what others have said
-        self._check_tokens(tenant, call.prompts)
-        encoded, prediction = await self._encode(call, model)
-        starts_inside = encoded[0].starts_inside_thought
-        grammar = content
-        if call.is_chat:
-            call, grammar = self._chat_grammar(call, calls, content, starts_inside)
-        requests = self._requests(
+        self._check_tokens(arrival.tenant, call.prompts)
+        encoded = await encode(call, self.codec, model)
+        call, grammar = with_whole_grammar(call, grammars, self.codec, encoded.starts_inside_thought)
+        shared = shared_request(
             call,
-            call_id,
-            [prompt.token_ids for prompt in encoded],
-            tenant=tenant,
-            shared=msgspec.structs.replace(
-                _request_of(call, model, scope, tenant, grammar),
-                timeout_s=max(0.001, deadline - time.monotonic()),
-                # Statistics in each chunk, for a stop string ends a request here, before its last chunk.
-                wants_stats=call.wants_stats or (bool(call.stop) and (trace is not None or bool(call.prediction))),
-                prediction_token_ids=prediction[: model.max_model_len],
-                caller_id=origin.request_id,
-                timed_rounds=-1 if trace is None else trace.round_spans,
-            ),
-            model=model,
+            model,
+            scope=scope,
+            tenant=arrival.tenant,
+            grammar=grammar,
+            prediction=encoded.prediction,
+            timeout_s=max(0.001, deadline - time.monotonic()),
+            caller_id=arrival.origin.request_id,
+            timed_rounds=None if arrival.trace is None else arrival.trace.round_spans,
         )
+        budgets = self._budgets(call, encoded, arrival.tenant, model)
         return PreparedCall(
-            call_id=call_id,
-            origin=origin,
-            arrived=arrived,
+            arrival=arrival,
             call=call,
-            requests=requests,
-            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in encoded),
-            num_prediction_tokens=0 if scope.reads_others else len(prediction),
-            starts_inside_thought=starts_inside,
+            requests=requests_of(call, arrival.call_id, encoded.prompts, budgets, shared),
+            num_prompt_tokens=encoded.num_prompt_tokens,
+            num_prediction_tokens=0 if scope.reads_others else len(encoded.prediction),
+            starts_inside_thought=encoded.starts_inside_thought,
             deadline=deadline,
             scope=scope,
-            stream_shape=stream_shape(self._config, tenant is not None, call.wants_padding),
-            tenant=tenant,
-            trace=trace,
+            stream_shape=stream_shape(self._config, arrival.tenant is not None, call.wants_padding),
         )
 
-    def _chat_grammar(
-        self, call: GenerationCall, calls: str, content: str, starts_inside: bool
-    ) -> tuple[GenerationCall, str]:
-        """The call, with special tokens in the text if a parser reads it, and the grammar of its answers. calls,
-        content: see `_grammars`."""
-        grammar = self.codec.chat_format.whole_grammar(call.tool_use, calls, content, starts_inside)
-        if self.codec.chat_format.parser(call.tool_use, starts_inside) is not None:
-            call = replace(call, skip_special_tokens=False)
-        return call, grammar
-
-    def _requests(
-        self,
-        call: GenerationCall,
-        call_id: str,
-        prompts: Sequence[np.ndarray],
-        *,
-        shared: GenerationRequest,
-        tenant: Tenant | None,
-        model: ServedModel,
-    ) -> tuple[GenerationRequest, ...]:
-        """One per answer, in order of choice. Raises InvalidRequest for lengths beyond the limits."""
+    def _budgets(
+        self, call: GenerationCall, encoded: EncodedCall, tenant: Tenant | None, model: ServedModel
+    ) -> list[int]:
+        """Tokens to generate for each prompt. Raises InvalidRequest for lengths beyond the limits."""
         try:
-            budgets = [self._max_new_tokens(call, len(prompt), model) for prompt in prompts]
+            return [num_new_tokens(call, len(one.token_ids), model, self._config) for one in encoded.prompts]
         except InvalidRequest:
             if tenant is not None:  # the work of tokenising has been done
-                tenant.limiter.spend(sum(map(len, prompts)))
+                tenant.limiter.spend(encoded.num_prompt_tokens)
             raise
-        seed = secrets.randbits(64) if call.options.seed is None else call.options.seed
-        return tuple(
-            msgspec.structs.replace(
-                shared,
-                request_id=f"{call_id}-{index * call.n + answer}",
-                prompt_token_ids=token_ids,
-                sampling=call.options.sampling(seed + answer),
-                max_new_tokens=budgets[index],
-            )
-            for index, token_ids in enumerate(prompts)
-            for answer in range(call.n)
-        )
-
-    async def _grammars(self, call: GenerationCall) -> tuple[str, str]:
-        """The grammars of tool calls and of the content; "": none. Raises InvalidRequest."""
-        outputs, content = call.options.structured_outputs, ""
-        if outputs is not None:
-            special_ids = self.codec.chat_format.special_ids
-            content = await asyncio.to_thread(constraint_grammar, outputs, special_ids, call.constraint_field)
-        calls = ""
-        if call.is_chat and call.tool_use.callable_tools:
-            calls = await asyncio.to_thread(self.codec.chat_format.calls_grammar, call.tool_use, bool(content))
-        return calls, content
 
     def answer_parser(self, prepared: PreparedCall) -> AnswerParser | None:
         """A new one for each answer of a chat; None: all of it is content."""
@@ -345,40 +281,6 @@ class GenerationService:
         with self._gatekeeper.counting_refusals():
             tenant.limiter.check_tokens(least)
 
-    async def _encode(self, call: GenerationCall, model: ServedModel) -> tuple[list[EncodedPrompt], np.ndarray]:
-        """The prompts and the prediction, int32 [n]."""
-        prompts: list[EncodedPrompt] = []
-        for prompt in call.prompts:
-            if isinstance(prompt, tuple) and prompt and isinstance(prompt[0], int):
-                check_token_ids(call.prompt_field, prompt, model.vocab_size)  # before int32 wraps them around
-            prompts.append(
-                await self.codec.encode_prompt(
-                    prompt,
-                    call.prompt_field,
-                    add_special_tokens=call.add_special_tokens,
-                    template=call.template,
-                    tool_use=call.tool_use,
-                    max_model_len=model.max_model_len,
-                )
-            )
-            await asyncio.sleep(0)  # other calls come between prompts
-        return prompts, await self.codec.encode_text(
-            call.prediction[: _PREDICTION_CHARS_PER_TOKEN * model.max_model_len]
-        )
-
-    def _max_new_tokens(self, call: GenerationCall, num_prompt: int, model: ServedModel) -> int:
-        """What the request may generate; raises InvalidRequest beyond the model's limit or the gateway's own."""
-        asked, most = call.options.max_new_tokens, self._config.max_new_tokens
-        if asked is not None and asked > most:
-            raise InvalidRequest(call.max_tokens_field, asked, f"at most {most} tokens are generated")
-        limits = LengthLimits(
-            max_model_len=model.max_model_len,
-            max_side_len=model.max_side_len,
-            prompt_field=call.prompt_field,
-            max_tokens_field=call.max_tokens_field,
-        )
-        return limits.num_new_tokens(asked, min(self._config.default_max_tokens, most), num_prompt)
-
     def _answer(self, prepared: PreparedCall, choice: int, shape: StreamShape) -> AsyncGenerator[Piece, None]:
         """One answer's pieces, counted in the metrics."""
         request = prepared.requests[choice]
@@ -418,60 +320,6 @@ def _code_of(error: BaseException) -> str:
     return status_of(error).code if isinstance(error, Exception) else "cancelled"
 
 
-def _check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> None:
-    """Raises InvalidRequest."""
-    if len(call.stop) > max_stops:
-        limit = f"at most {max_stops} are taken (gateway.max_stops)"
-        raise InvalidRequest(call.stop_field, counted(len(call.stop), "string"), limit)
-    if len(call.prompts) * call.n > MAX_CHOICES:
-        raise InvalidRequest(
-            "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
-        )
-    if call.options.drafters is not None:
-        _check_drafters(call.options.drafters, model)
-    if model.max_side_len is not None and call.options.prompt_logprobs is not None:
-        limit = "an encoder-decoder model has no log-probabilities of its prompt; send it without echo"
-        raise InvalidRequest("logprobs", call.options.prompt_logprobs, limit, "unsupported_value")
-    check_token_ids("stop_token_ids", call.options.stop_token_ids or (), model.vocab_size)
-    check_token_ids("logit_bias", (token for token, _ in call.options.logit_bias), model.vocab_size)
-
-
-def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
-    """Raises InvalidRequest for drafters that do not run, or cannot draft, here: the call would silently get no
-    drafts."""
-    expand_drafters(names, acceptance=model.acceptance, field="speculation.drafters")
-    for name in names:
-        if name not in (AUTO, NONE, *model.drafters):
-            have = ", ".join(model.drafters) or "no drafters"
-            raise InvalidRequest("speculation.drafters", name, f"here run {have}")
-
-
-def _request_of(
-    call: GenerationCall, model: ServedModel, scope: Scope, tenant: Tenant | None, grammar: str
-) -> GenerationRequest:
-    """What the requests of a call have in common."""
-    options = call.options
-    stop_token_ids = tuple(options.stop_token_ids or ())
-    if grammar or not options.ignore_eos:  # what follows a grammar ends where it ends
-        stop_token_ids = tuple(dict.fromkeys((*stop_token_ids, *model.eos_token_ids)))
-    return GenerationRequest(
-        request_id="",
-        prompt_token_ids=no_tokens(),
-        sampling=options.sampling(seed=0),
-        max_new_tokens=1,
-        stop_token_ids=stop_token_ids,
-        grammar=grammar,
-        grammar_field=call.constraint_field or "tools",
-        num_logprobs=options.num_logprobs,
-        num_prompt_logprobs=options.num_prompt_logprobs,
-        drafters=options.drafters,
-        max_draft_tokens=options.max_draft_tokens,
-        tenant="" if tenant is None else tenant.id,
-        namespace=scope.namespace,
-        prefix_namespace=scope.prefix_namespace,
-        cache=scope.cache,
-        readable=scope.readable,
-        # What a group has is not one tenant's to limit.
-        cache_bytes=None if tenant is None or scope.has_company else tenant.limits.cache_bytes,
-        promotes=scope.promotes,
-    )
+def _scope(call: GenerationCall, tenant: Tenant | None, grammars: CallGrammars) -> Scope:
+    sharing, options = None if tenant is None else tenant.sharing, call.options
+    return scope_of(sharing, options.cache, call.cache_salt, options.namespace, grammars.calls + grammars.content)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.chat_events import ChatEvents, new_call_id, text_of
 from cluster.gateway.answers.logprobs import TokenScore
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.service import GenerationService
@@ -28,7 +28,7 @@ class GrpcAnswer:
     def __init__(self, prepared: PreparedCall, service: GenerationService) -> None:
         self._prepared = prepared
         self._strings = service.token_strings
-        self._head: dict[str, Any] = {"id": prepared.call_id, "model": service.model.name}
+        self._head: dict[str, Any] = {"id": prepared.arrival.call_id, "model": service.model.name}
         self._events = ChatEvents(service.answer_parser(prepared) if prepared.call.is_chat else None)
         self._num_chunks = 0
 

@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2
 from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.config import GatewayConfig
-from cluster.gateway.answers.answer import PreparedCall
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.streams import pad
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.gateway.grpc.answer import GrpcAnswer

@@ -14,8 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from actors.errors import InvalidRequest
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.service import GenerationService
 
 Result = TypeVar("Result")

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from actors.errors import PacelineError
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.streams import padded_json
 from cluster.gateway.door.error_answer import error_answer
 from cluster.gateway.errors import ErrorStatus, status_of

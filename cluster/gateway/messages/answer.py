@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.chat_events import ChatEvents
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.door.messages_face import messages_error
 from cluster.gateway.errors import ErrorStatus
@@ -31,7 +31,7 @@ class MessageWriter:
         self._is_open = False  # the last block grows
         self._inputs: dict[int, str] = {}  # JSON text of tool_use blocks, by index
         self._message: dict[str, Any] = {
-            "id": prepared.call_id,
+            "id": prepared.arrival.call_id,
             "type": "message",
             "role": "assistant",
             "model": service.model.name,

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.logprobs import TextOffsets, completion_logprobs
 from cluster.gateway.answers.piece import Piece, joined
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.requests.schema import UsageChunks
 from cluster.gateway.service import GenerationService
@@ -24,7 +24,7 @@ class AnswerWriter(ABC):
     def __init__(self, prepared: PreparedCall, service: GenerationService, fingerprint: str) -> None:
         self._prepared = prepared
         self._strings = service.token_strings
-        self._head = {"id": prepared.call_id, "created": int(time.time()), "model": service.model.name}
+        self._head = {"id": prepared.arrival.call_id, "created": int(time.time()), "model": service.model.name}
         self._fingerprint = fingerprint
         self._open_choices = len(prepared.requests)
         self._begun: set[int] = set()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.chat_events import ChatEvents, new_call_id, text_of
 from cluster.gateway.answers.logprobs import chat_logprobs
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.openai.answer import AnswerWriter
 from cluster.gateway.service import GenerationService
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning

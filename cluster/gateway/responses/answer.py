@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.gateway.answers.answer import PreparedCall
 from cluster.gateway.answers.chat_events import ChatEvents, new_call_id
 from cluster.gateway.answers.content_scores import ContentScores
 from cluster.gateway.answers.logprobs import TokenScore, chat_logprobs
 from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.errors import ErrorStatus
 from cluster.gateway.responses.schema import FunctionTool, ResponsesBody
@@ -31,7 +31,7 @@ class ResponseWriter:
         self._events = ChatEvents(service.answer_parser(prepared))
         self._scores = ContentScores(service.token_strings)
         self._totals = AnswerTotals(prepared.num_prompt_tokens, 1, prepared.num_prediction_tokens)
-        self._response = _head(prepared.call_id, service.model.name, body)
+        self._response = _head(prepared.arrival.call_id, service.model.name, body)
         self._output: list[dict[str, Any]] = self._response["output"]
         self._open: dict[str, Any] | None = None  # the last item of the output, while it grows
         self._is_cut = False

@@ -1,6 +1,6 @@
 """The HTTP face in process: answers, streams, limits and errors, over an echoing router.
 
-Covers `cluster.gateway.answers.answer`, `cluster.gateway.openai.answer`, `cluster.gateway.requests.schema`,
+Covers `cluster.gateway.answers`, `cluster.gateway.openai.answer`, `cluster.gateway.requests`,
 `cluster.gateway.service` and `cluster.validation`, too.
 """
 
