@@ -14,51 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, LinkError, Overloaded, Unavailable
-from cluster.config import GatewayConfig
 from cluster.gateway.http_app import create_app
 from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.requests.chat_schema import ChatBody
 from cluster.gateway.requests.schema import CompletionBody
-from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.router.status import RouterStatus
 from paceline_testing.echo_gateway import gateway_client, until
 from paceline_testing.echo_router import EchoRouter
-from paceline_testing.toy_tokenizer import toy_tokenizer
+from paceline_testing.toy_gateway import CONFIG, END, FOX, MODEL, TOKENIZER, chat, complete, error_of, events, tokens
 
-TOKENIZER = toy_tokenizer()
-EOS = TOKENIZER.convert_tokens_to_ids("<|end|>")
-MODEL = ServedModel(
-    "toy",
-    max_model_len=256,
-    vocab_size=len(TOKENIZER),
-    eos_token_ids=(EOS,),
-    created=1,
-    drafters=("suffix", "draft_model"),
-)
-CONFIG = GatewayConfig(max_body_bytes=20_000, max_new_tokens=128, default_max_tokens=16, request_timeout_s=5)
-FOX = "the quick brown fox"
 JSON = {"Content-Type": "application/json"}
-
-
-def tokens(text):
-    return TOKENIZER.backend_tokenizer.encode(text).ids
-
-
-@pytest.fixture
-def router():
-    return EchoRouter()
-
-
-@pytest.fixture
-def service(router):
-    return GenerationService(router, TOKENIZER, MODEL, CONFIG)
-
-
-@pytest.fixture
-async def client(service):
-    async with gateway_client(service, CONFIG) as client:
-        yield client
 
 
 @pytest.fixture
@@ -67,30 +33,6 @@ async def official(client):
         api_key="-", base_url="http://localhost/v1", http_client=client, max_retries=0
     ) as official:
         yield official
-
-
-async def complete(client, timeout_s=None, **fields):
-    headers = {} if timeout_s is None else {"x-request-timeout-seconds": timeout_s}
-    return await client.post("/v1/completions", json={"prompt": FOX, "temperature": 0, **fields}, headers=headers)
-
-
-async def chat(client, **fields):
-    messages = [{"role": "user", "content": "hello"}]
-    return await client.post("/v1/chat/completions", json={"messages": messages, "temperature": 0, **fields})
-
-
-def events(response):
-    assert response.headers["content-type"].startswith("text/event-stream")
-    lines = [block.removeprefix("data: ") for block in response.text.split("\n\n") if block]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
-
-
-def error_of(response, status):
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 async def test_a_completion_has_text_usage_and_a_finish_reason(client):
@@ -225,7 +167,7 @@ async def test_the_defaults_are_those_of_openai_and_every_parameter_arrives(clie
     sampling = router.requests[-1].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
     assert router.requests[-1].max_new_tokens == CONFIG.default_max_tokens
-    assert router.requests[-1].stop_token_ids == (EOS,)
+    assert router.requests[-1].stop_token_ids == (END,)
     await complete(
         client, max_tokens=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, presence_penalty=1, frequency_penalty=-1,
         repetition_penalty=1.1, logit_bias={"5": -100, "6": 1.5}, ignore_eos=True, stop_token_ids=[9],

@@ -48,11 +48,6 @@ def admin(tmp_path):
     return TenantAdministration(tmp_path / "tenants.json", allow_shared=True)
 
 
-@pytest.fixture
-def router():
-    return EchoRouter()
-
-
 def gatekeeper_of(access, metrics):
     return Gatekeeper(access, 1, metrics.tenant_refusals, metrics.tenant_registry_failures)
 

@@ -11,18 +11,12 @@ from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper
 from paceline_testing.echo_gateway import gateway_client
-from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
 MODEL = ServedModel("toy", max_model_len=256, vocab_size=len(TOKENIZER), eos_token_ids=())
 BODY = b'{"prompt": "the quick", "max_tokens": 2}'
 APP = "https://app.example"
-
-
-@pytest.fixture
-def router():
-    return EchoRouter()
 
 
 @pytest.fixture

@@ -7,43 +7,15 @@ parameters of gRPC that they share.
 import grpc
 import pytest
 
-from cluster.config import GatewayConfig
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2 as pb
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
-from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
-from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_gateway import CONFIG, END, FOX, MESSAGES, MODEL, START, TOKENIZER, tokens
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
-TOKENIZER = toy_tokenizer()
-END, START = TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|start|>"])
-MODEL = ServedModel("toy", 256, len(TOKENIZER), (END,), created=1, drafters=("suffix",), max_requests=80)
-CONFIG = GatewayConfig(max_body_bytes=20_000, max_new_tokens=99)
-FOX = "the quick brown fox"
-MESSAGES = [{"role": "user", "content": "hello"}]
 CONVERSATION = pb.Conversation(messages=[pb.Message(**MESSAGES[0])])
-
-
-def tokens(text):
-    return TOKENIZER.backend_tokenizer.encode(text).ids
-
-
-@pytest.fixture
-def router():
-    return EchoRouter()
-
-
-@pytest.fixture
-def service(router):
-    return GenerationService(router, TOKENIZER, MODEL, CONFIG)
-
-
-@pytest.fixture
-async def client(service):
-    async with gateway_client(service, CONFIG) as client:
-        yield client
 
 
 @pytest.fixture
@@ -106,8 +78,8 @@ async def test_what_is_wrong_is_named(client, path, fields, status, param):
 async def test_a_model_has_limits_and_abilities(client, stub):
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert model == (await client.get("/v1/models/toy")).json()
-    assert (model["max_model_len"], model["max_new_tokens"], model["max_requests"]) == (256, 99, 80)
-    assert model["drafters"] == ["suffix"]
+    assert (model["max_model_len"], model["max_new_tokens"], model["max_requests"]) == (256, 128, 80)
+    assert model["drafters"] == ["suffix", "draft_model"]
     assert {"completion", "chat", "structured_outputs"} <= set(model["capabilities"])
     (found,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields} == {
@@ -163,9 +135,8 @@ async def test_wrong_variables_of_the_template_are_refused_over_grpc(stub, kwarg
     assert (code, details.startswith("chat_template")) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
-async def test_tools_that_count_tokens_learn_the_special_ones_and_the_template(service):
-    async with gateway_client(service, CONFIG) as client:
-        found = (await client.get("/tokenizer_info")).json()
+async def test_tools_that_count_tokens_learn_the_special_ones_and_the_template(client):
+    found = (await client.get("/tokenizer_info")).json()
     assert found["eos_token"] == TOKENIZER.eos_token
     assert found["bos_token"] == TOKENIZER.bos_token
     assert found["chat_template"] == TOKENIZER.chat_template

@@ -4,61 +4,30 @@ Covers `foreign_fields` and `unknown_fields` of `cluster.gateway.requests`, `clu
 `cluster.gateway.http.unknown_routes` and `cluster.text.chat_template`, too.
 """
 
-import json
-
 import pytest
 
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.logprobs import TextOffsets, TokenScore, completion_logprobs
 from cluster.gateway.requests.chat_schema import ChatBody
 from cluster.gateway.requests.foreign_fields import FOREIGN_FIELDS
 from cluster.gateway.requests.schema import CompletionBody
-from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from paceline_testing import toy_gateway
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
+from paceline_testing.toy_gateway import CONFIG, END, FOX, MODEL, START, TOKENIZER, chat, error_of, events, tokens
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
-TOKENIZER = toy_tokenizer()
-TOKENIZER.chat_template = TOKENIZER.chat_template + "{% if thinks %}<think>{{ thinks + 1 }}{% endif %}"
-END, START = TOKENIZER.convert_tokens_to_ids(["<|end|>", "<|start|>"])
-MODEL = ServedModel("toy", max_model_len=256, vocab_size=len(TOKENIZER), eos_token_ids=(END,))
-CONFIG = GatewayConfig(max_new_tokens=128, default_max_tokens=16)
-FOX = "the quick brown fox"
 
-
-def tokens(text):
-    return TOKENIZER.backend_tokenizer.encode(text).ids
-
-
-@pytest.fixture
-def router():
-    return EchoRouter()
-
-
-@pytest.fixture
-async def client(router):
-    async with gateway_client(GenerationService(router, TOKENIZER, MODEL, CONFIG), CONFIG) as client:
-        yield client
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Its template reads a variable of its own."""
+    tokenizer = toy_tokenizer()
+    tokenizer.chat_template += "{% if thinks %}<think>{{ thinks + 1 }}{% endif %}"
+    return tokenizer
 
 
 async def complete(client, **fields):
-    return await client.post("/v1/completions", json={"prompt": FOX, "temperature": 0, "max_tokens": 8, **fields})
-
-
-async def chat(client, **fields):
-    messages = [{"role": "user", "content": "hello"}]
-    return await client.post("/v1/chat/completions", json={"messages": messages, "temperature": 0, **fields})
-
-
-def refusal(response, status=400):
-    assert response.status_code == status, response.text
-    return response.json()["error"]
-
-
-def events(response):
-    assert response.status_code == 200, response.text
-    return [json.loads(block.removeprefix("data: ")) for block in response.text.split("\n\n")[:-2]]
+    return await toy_gateway.complete(client, **{"max_tokens": 8, **fields})
 
 
 # --- other servers' parameters ---------------------------------------------------------------------------------------
@@ -81,7 +50,7 @@ async def test_values_that_change_nothing_are_accepted(client):
 
 @pytest.mark.parametrize("name", sorted(name for name, known in FOREIGN_FIELDS.items() if not known.accepts_all))
 async def test_any_other_value_is_refused_by_name(client, router, name):
-    error = refusal(await complete(client, **{name: "a secret value"}))
+    error = error_of(await complete(client, **{name: "a secret value"}))
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert error["message"].startswith(f"{name} is ")
     assert ("secret" in error["message"]) != FOREIGN_FIELDS[name].holds_text
@@ -101,7 +70,7 @@ async def test_any_other_value_is_refused_by_name(client, router, name):
     ],
 )  # fmt: skip
 async def test_a_refusal_says_what_is_accepted_and_what_to_do(client, fields, message):
-    assert refusal(await complete(client, **fields))["message"] == message
+    assert error_of(await complete(client, **fields))["message"] == message
 
 
 async def test_numbers_are_compared_as_json_has_them(client):
@@ -187,8 +156,8 @@ async def test_a_least_number_of_tokens_is_taken_where_nothing_ends_the_answer(c
     assert (await complete(client, min_tokens=8, ignore_eos=True)).status_code == 200
     assert (await complete(client, min_tokens=0)).status_code == 200
     for fields in ({}, {"ignore_eos": True, "stop": ["a"]}, {"ignore_eos": True, "stop_token_ids": [1]}):
-        assert "supported only with ignore_eos" in refusal(await complete(client, min_tokens=2, **fields))["message"]
-    assert "at most max_tokens, which is 8" in refusal(await complete(client, min_tokens=9))["message"]
+        assert "supported only with ignore_eos" in error_of(await complete(client, min_tokens=2, **fields))["message"]
+    assert "at most max_tokens, which is 8" in error_of(await complete(client, min_tokens=9))["message"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +179,7 @@ async def test_an_effort_goes_to_the_template_or_is_refused(template, effort, wr
         counted = await client.post("/tokenize", json=body)
     for one in (answer, counted):
         if written is None:
-            error = refusal(one)
+            error = error_of(one)
             assert error["param"] == "reasoning_effort"
             assert "chat template has no variable for it" in error["message"]
     if written is not None:
@@ -230,7 +199,7 @@ async def test_up_to_max_stops_strings_end_an_answer(client):
     stops = [f"never {number}" for number in range(15)]
     answer = (await complete(client, stop=[*stops, "brown"])).json()
     assert answer["choices"][0]["text"] == "the quick "
-    assert "gateway.max_stops" in refusal(await complete(client, stop=[*stops, "a", "b"]))["message"]
+    assert "gateway.max_stops" in error_of(await complete(client, stop=[*stops, "a", "b"]))["message"]
 
 
 # --- the chat template -----------------------------------------------------------------------------------------------
@@ -251,24 +220,24 @@ async def test_messages_may_end_open_or_without_the_header_of_an_answer(client, 
     closed = "<|start|>user\nhello<|end|>\n"
     assert await prompt_of(client, router, add_generation_prompt=False) == closed
     assert await prompt_of(client, router, continue_final_message=True) == "<|start|>user\nhello"
-    error = refusal(await chat(client, continue_final_message=True, add_generation_prompt=True))
+    error = error_of(await chat(client, continue_final_message=True, add_generation_prompt=True))
     assert error["param"] == "add_generation_prompt"
-    assert refusal(await chat(client, add_special_tokens=True))["param"] == "add_special_tokens"
+    assert error_of(await chat(client, add_special_tokens=True))["param"] == "add_special_tokens"
     assert (await chat(client, add_special_tokens=False)).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["tools", "messages", "tokenize", "documents", "chat_template", "_x", "a.b", ""])
 async def test_names_that_are_not_the_templates_are_refused(client, router, name):
-    error = refusal(await chat(client, chat_template_kwargs={name: "a secret"}))
+    error = error_of(await chat(client, chat_template_kwargs={name: "a secret"}))
     assert error["message"].startswith(f"chat_template_kwargs is {name!r}; this name is not a variable of templates")
     assert "secret" not in error["message"]
     assert router.requests == []
 
 
 async def test_variables_are_bounded_and_may_not_break_the_template(client):
-    error = refusal(await chat(client, chat_template_kwargs={"thinks": "x" * 9000}))
+    error = error_of(await chat(client, chat_template_kwargs={"thinks": "x" * 9000}))
     assert "chat_template_kwargs is 9014 bytes; it must have at most 8192 bytes" in error["message"]
-    error = refusal(await chat(client, chat_template_kwargs={"thinks": "a secret"}))
+    error = error_of(await chat(client, chat_template_kwargs={"thinks": "a secret"}))
     assert (error["param"], "secret" in error["message"]) == ("messages", False)
 
 
@@ -289,14 +258,14 @@ async def test_variables_are_bounded_and_may_not_break_the_template(client):
     ],
 )
 async def test_the_nearest_parameter_is_named(client, fields, words):
-    error = refusal(await complete(client, **fields))
+    error = error_of(await complete(client, **fields))
     assert error["code"] == "unknown_parameter"
     assert error["message"].endswith(words)
 
 
 async def test_a_parameter_within_a_message_is_named_with_its_place(client):
     messages = [{"role": "user", "content": "a"}, {"role": "user", "contnt": "a secret"}]
-    error = refusal(await chat(client, messages=messages))
+    error = error_of(await chat(client, messages=messages))
     assert error["param"] == "messages[1].contnt"
     assert error["message"].endswith("did you mean messages[1].content?")
     assert "secret" not in error["message"]
@@ -309,8 +278,8 @@ async def test_unknown_parameters_are_ignored_where_the_configuration_says_so(ro
         messages = [{"role": "user", "content": content, "wibble": {"a": 1}}]
         response = await chat(client, messages=messages, wibble=[1], stream_options={"wibble": 1})
         assert response.json()["choices"][0]["message"]["content"] == "user\nhello"
-        assert refusal(await chat(client, wibble=1, temperature=9))["param"] == "temperature"
-        assert refusal(await chat(client, use_beam_search=True))["param"] == "use_beam_search"
+        assert error_of(await chat(client, wibble=1, temperature=9))["param"] == "temperature"
+        assert error_of(await chat(client, use_beam_search=True))["param"] == "use_beam_search"
 
 
 # --- words of errors -------------------------------------------------------------------------------------------------
@@ -331,7 +300,7 @@ async def test_unknown_parameters_are_ignored_where_the_configuration_says_so(ro
     ],
 )  # fmt: skip
 async def test_an_error_shows_place_value_and_limit(client, fields, message):
-    assert refusal(await chat(client, **fields))["message"] == message
+    assert error_of(await chat(client, **fields))["message"] == message
 
 
 async def test_no_error_has_the_words_of_a_library(client):
@@ -358,13 +327,13 @@ async def test_no_error_has_the_words_of_a_library(client):
 )
 async def test_an_unknown_path_is_told_with_the_nearest_route(client, method, path, message):
     assert (
-        refusal(await client.request(method, path, headers={"content-type": "application/json"}), 404)["message"]
+        error_of(await client.request(method, path, headers={"content-type": "application/json"}), 404)["message"]
         == message
     )
 
 
 async def test_a_wrong_method_is_told_with_those_that_are_allowed(client):
     response = await client.get("/v1/completions")
-    assert refusal(response, 405)["message"] == "GET is not allowed for /v1/completions; allowed: POST"
+    assert error_of(response, 405)["message"] == "GET is not allowed for /v1/completions; allowed: POST"
     assert response.headers["allow"] == "POST"
-    assert refusal(await client.delete("/v1/models/toy"), 405)["message"].endswith("allowed: GET")
+    assert error_of(await client.delete("/v1/models/toy"), 405)["message"].endswith("allowed: GET")
