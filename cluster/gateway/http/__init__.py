@@ -1,1 +1,1 @@
-"""What all HTTP routes share: reading bodies, writing answers and streams of events, the OpenAPI document."""
+"""What all HTTP routes share: middleware, bodies, answers, streams of events; and the routes for operation."""

@@ -18,7 +18,8 @@ from cache_service.formats.namespaces import OPEN, PUBLIC
 from cluster.config import GatewayConfig
 from cluster.gateway.answers.streams import SIZES
 from cluster.gateway.grpc.servicer import InferenceServicer
-from cluster.gateway.http_app import OPEN_PATHS, create_app
+from cluster.gateway.http.operational_routes import OPEN_PATHS
+from cluster.gateway.http_app import create_app
 from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
