@@ -208,7 +208,7 @@ def test_in_the_middle_of_requests(model, fingerprint, plain, drafts_pay, server
             if len(rounds) == 3:
                 fault(server, fingerprint)
 
-        tokens, accepted = ask(engine, way, on_round)
+        tokens, _ = ask(engine, way, on_round)
         assert tokens == wanted
         assert len(rounds) > 3
         assert ask(engine, way)[0] == wanted
