@@ -13,7 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.eagle_drafter import EagleDrafter
-from actors.eagle.eagle_head import EagleHead, load_eagle_head
+from actors.eagle.eagle_head import EagleHead
+from actors.eagle.head_loading import load_eagle_head
 from actors.engine.attention.choice import has_triton, missing_for_triton_tree
 from actors.engine.attention.flashinfer import wrapper_class
 from actors.engine.attention.latent import cache_latents

@@ -133,7 +133,7 @@ class EagleDrafter(Drafter[HeadRows]):
         scratch = max(_SCRATCH_SLOTS, self._scratch_per_tree)
         self._trees_at_a_time = scratch // self._scratch_per_tree
         self._first_scratch = num_slots
-        self._kv = KvCache(num_slots + scratch, device, [head.kv_shape])
+        self._kv = KvCache(num_slots + scratch, device, head.kv_shapes)
         is_accelerated = (attention or choose_attention(device)) == "triton_tree"
         self._arena = Arena(device) if is_accelerated else None
         self.launches: RecordedLaunches | None = None

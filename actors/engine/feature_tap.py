@@ -15,13 +15,14 @@ Kept = dict[int, tuple[torch.Tensor, ...]]  # of each layer (-1: the last output
 
 
 class FeatureTap:
-    """Captures the inputs of some decoder layers, or the last hidden state, through hooks.
+    """Captures the inputs of some decoder layers, the output of the last one, or the normed output, through hooks.
 
     Only forwards between `open` and `close` or `take` are captured.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequences[int] | None) -> None:
-        """layers: their inputs are concatenated in this order; None: the input of the output layer."""
+        """layers: their inputs are concatenated in this order, where the number of layers stands for the output of the
+        last one; None: the input of the output layer."""
         self.is_open = False
         self.kept: Kept = {}  # since `open`
         self._order: tuple[int, ...] = (-1,) if layers is None else tuple(layers)
@@ -30,7 +31,10 @@ class FeatureTap:
             return
         modules = decoder_layers(model)
         for layer in sorted(set(layers)):
-            modules[layer].register_forward_pre_hook(self._input_keeper(layer), with_kwargs=True)
+            if layer == len(modules):
+                modules[-1].register_forward_hook(self._output_keeper(layer))
+            else:
+                modules[layer].register_forward_pre_hook(self._input_keeper(layer), with_kwargs=True)
 
     def open(self) -> None:
         self.kept = {}
@@ -61,5 +65,11 @@ class FeatureTap:
     def _input_keeper(self, layer: int) -> Any:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._keep(layer, args[0] if args else kwargs["hidden_states"])
+
+        return keep
+
+    def _output_keeper(self, layer: int) -> Any:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            self._keep(layer, output if isinstance(output, torch.Tensor) else output[0])
 
         return keep

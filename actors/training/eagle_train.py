@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from actors.eagle.eagle_head import EagleHead
+from actors.eagle.head_layout import HeadLayout
 from actors.engine.feature_tap import FeatureTap
 from actors.errors import ModelError
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
@@ -187,7 +188,7 @@ class _Trainer:
         }
         head_config = LlamaConfig.from_dict(dict(self._shape))
         head_config._attn_implementation = "sdpa"
-        self.head = EagleHead(head_config, "eagle3", config.num_hidden_layers, len(draft_ids)).to(device)
+        self.head = EagleHead(HeadLayout.eagle3(head_config, config.num_hidden_layers, len(draft_ids))).to(device)
         assert self.head.lm_head is not None
         output = target.get_output_embeddings()
         self.head.lm_head.weight.data.copy_(output.weight[draft_ids].float())
@@ -249,8 +250,7 @@ class _Trainer:
         from safetensors.torch import save_file
 
         tensors = {
-            name.replace("layer.", "midlayer.", 1) if name.startswith("layer.") else name: value.detach()
-            for name, value in self.head.state_dict().items()
+            name.replace("layers.0.", "midlayer.", 1): value.detach() for name, value in self.head.state_dict().items()
         }
         tensors = {name: value.to(device="cpu", dtype=torch.bfloat16).contiguous() for name, value in tensors.items()}
         check_weights("head", tensors.values(), self._recipe.learning_rate)
@@ -285,7 +285,7 @@ class _Trainer:
         guesses = []
         is_fast = fast_dtype(self._device) == "bfloat16"
         with torch.autocast(self._device.partition(":")[0], torch.bfloat16, enabled=is_fast):
-            hidden = self.head.fc(features)
+            hidden = self.head.fused(features)
             for step in range(self._recipe.unroll):
                 mask = unrolled_mask(width - 1, step, self._device).to(hidden.dtype)
                 hidden = self.head(embeddings, hidden, positions, attention_mask=mask, past_key_values=keys)

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTra
 
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.eagle_head import EagleHead
+from actors.eagle.head_layout import HeadLayout
 from actors.engine.compiled import opaque_attention
 from actors.engine.compiled.layers import compile_model
 from actors.engine.compiled.merged_linears import share_products
@@ -281,8 +282,10 @@ def head_round_of(shape: str, *, sequences: int, depth: int, top_k: int = 10, co
     with torch.device("meta"):
         model = model_of(shape, 2).eval()
         size = model.config.hidden_size
-        config = LlamaConfig(hidden_size=size, intermediate_size=size, num_attention_heads=32, head_dim=128)
-        head = EagleHead(config, "eagle", 2, None).to(torch.bfloat16)
+        config = LlamaConfig(
+            hidden_size=size, intermediate_size=size, num_attention_heads=32, head_dim=128, num_hidden_layers=1
+        )
+        head = EagleHead(HeadLayout("eagle", config, size, None)).to(torch.bfloat16)
     head.rotary_emb.to("meta")
     drafter = EagleDrafter(
         model, head, sequences * context, EagleOptions(depth=depth, top_k=top_k), attention="triton_tree"

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from actors.draft_tree import DraftTree
 from actors.eagle import eagle_drafter
 from actors.eagle.eagle_drafter import EagleDrafter
-from actors.eagle.eagle_head import load_eagle_head
+from actors.eagle.head_loading import load_eagle_head
 from actors.engine import model_runner
 from actors.engine.hidden_state_drafter import HeadRows
 from actors.engine.options import EngineOptions

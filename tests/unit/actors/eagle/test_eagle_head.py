@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from actors.eagle.eagle_head import load_eagle_head
+from actors.eagle.head_loading import load_eagle_head
 from actors.errors import ModelError
 from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, tiny_eagle_tensors
 
@@ -36,9 +36,7 @@ def test_both_formats_give_the_tensors_that_were_saved(tmp_path, name, file_form
         torch.save({**tensors, "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, tmp_path / "pytorch_model.bin")
     head = load_eagle_head(tmp_path, TARGET)
     prefix = "midlayer." if HEADS[name][0] == "eagle3" else "layers.0."
-    loaded = {
-        key.replace("layer.", prefix) if key.startswith("layer.") else key: v for key, v in head.state_dict().items()
-    }
+    loaded = {key.replace("layers.0.", prefix): value for key, value in head.state_dict().items()}
     assert loaded.keys() == tensors.keys() - {"d2t", "t2d"}
     assert all(torch.equal(value, tensors[key]) for key, value in loaded.items())
     assert head.kind == HEADS[name][0]
@@ -61,8 +59,8 @@ def test_dtype_attention_biases_own_embedding_and_rope_are_those_of_the_checkpoi
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 5e5}))
     head = load_eagle_head(tmp_path, TARGET, "bfloat16")
     assert {value.dtype for value in head.state_dict().values()} == {torch.bfloat16}
-    assert head.layer.self_attn.q_proj.bias.tolist() == [0.5] * 32
-    assert head.layer.self_attn.v_proj.bias is None
+    assert head.layers[0].self_attn.q_proj.bias.tolist() == [0.5] * 32
+    assert head.layers[0].self_attn.v_proj.bias is None
     assert head.embed_tokens.weight.shape == (61, 32)
     assert head.rotary_emb.inv_freq[1] == pytest.approx(5e5 ** (-2 / 8))
     assert head.kv_bytes_per_token() == 2 * 8 * 2
@@ -111,10 +109,10 @@ def test_directories_and_files_that_are_no_head_are_refused(tmp_path):
     with pytest.raises(ModelError, match=r"config.json: there is no such file"):
         load_eagle_head(tmp_path, TARGET)
     save_eagle_head(tmp_path, TARGET, tensors_of("eagle"))
-    with pytest.raises(ModelError, match=r"config.json: hidden_size is 32; the target's is 64"):
+    with pytest.raises(ModelError, match=r"config.json: hidden_size is 32; the target's hidden_size is 64"):
         load_eagle_head(tmp_path, make_tiny_model("llama", vocab_size=61).config)
-    with pytest.raises(ModelError, match=r"config.json: vocab_size is 61; the target's is 62"):
-        load_eagle_head(tmp_path, LlamaConfig(hidden_size=32, vocab_size=62))
+    with pytest.raises(ModelError, match=r"config.json: vocab_size is 61; the target's is 1086, and padding explains"):
+        load_eagle_head(tmp_path, LlamaConfig(hidden_size=32, vocab_size=1086))
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(ModelError, match=r"model.safetensors: cannot be read"):
         load_eagle_head(tmp_path, TARGET)
@@ -124,6 +122,7 @@ def test_directories_and_files_that_are_no_head_are_refused(tmp_path):
     torch.save([1, 2], tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match="something else than tensors by name"):
         load_eagle_head(tmp_path, TARGET)
+    torch.save(tensors_of("eagle"), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text('{"hidden_size": 32, "vocab_size": 61, "num_attention_heads": 5}')
     with pytest.raises(ModelError, match=r"config.json"):
         load_eagle_head(tmp_path, TARGET)

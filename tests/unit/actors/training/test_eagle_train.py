@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from actors.eagle.eagle_head import load_eagle_head
+from actors.eagle.head_loading import load_eagle_head
 from actors.errors import ModelError
 from actors.models.loader import load_config, load_model
 from actors.models.source import ModelSource
