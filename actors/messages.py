@@ -187,6 +187,7 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     runs: np.ndarray = msgspec.field(default_factory=no_tokens)
     # int32, for lookahead: target predictions after rejected draft tokens, as texts that end with -1; to learn from
     corrections: np.ndarray = msgspec.field(default_factory=no_tokens)
+    min_confidence: float = 0.0  # guesses after less likely nodes do not pay
 
 
 class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):

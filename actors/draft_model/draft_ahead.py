@@ -24,6 +24,11 @@ class TreeShape:
     max_nodes: int
     max_depth: int
     branch: int
+    min_confidence: float = 0.0
+
+    def tree(self, room: int) -> GrowingTree:
+        """A tree of this shape, within so many positions."""
+        return GrowingTree(self.max_nodes, min(self.max_depth, room), self.branch, self.min_confidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,7 @@ class DraftAhead:
         return sorted(ends, key=lambda path: -self._confidence[path])[:_MAX_ENDS]
 
     def _growth(self, outcome: Path) -> Growth:
-        shape, room = self._shape, self._room - len(outcome) + 1
-        return Growth(GrowingTree(shape.max_nodes, min(shape.max_depth, room), shape.branch), self._known, outcome)
+        return Growth(self._shape.tree(self._room - len(outcome) + 1), self._known, outcome)
 
 
 def _confidence_by_path(tree: DraftTree) -> dict[Path, float]:

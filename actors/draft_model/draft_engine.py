@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_model.draft_ahead import DraftAhead, TreeShape
-from actors.draft_model.growing_tree import GrowingTree, most_computed
+from actors.draft_model.growing_tree import most_computed
 from actors.draft_model.guesser import Guesser, Want
 from actors.draft_model.known_guesses import Growth, KnownGuesses
 from actors.draft_model.ouroboros_drafter import OuroborosDraft, OuroborosDrafter
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 _MAX_NODES = 256  # limit of one tree, as in the configuration
 _MAX_PREFILL_ROWS = 512  # rows of a forward of prompts; longer prompts take several
 _MAX_AHEAD_ROWS = 64  # rows of a forward ahead, which an arriving request must wait for
+_NO_TREE = TreeShape(0, 0, 1)
 _MAX_AHEAD_NODES = 512  # limit of one sequence's draft nodes for drafting ahead
 
 
@@ -203,7 +204,7 @@ class DraftEngine:
         if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
             # The last guesses of a tree are not computed.
             room = self._most_tokens(sequence.begin) - sequence.length + 1
-            return self._start_tree(sequence, TreeShape(shape.max_nodes, min(shape.max_depth, room), shape.branch))
+            return self._start_tree(sequence, replace(shape, max_depth=min(shape.max_depth, room)))
         self._ouroboros.observe_tokens(sequence, len(item.delta.token_ids), self._readable(item.corrections))
         return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
 
@@ -228,8 +229,9 @@ class DraftEngine:
             known.num_reserved = most_new
             known.is_ahead = False
             self._known[sequence] = known
-            return _Draft(sequence, shape, Growth(GrowingTree(shape.max_nodes, shape.max_depth, branch), known))
-        return _Draft(sequence, TreeShape(0, 0, 1), Growth(GrowingTree(0, 0, 1), KnownGuesses(1)))
+            shape = replace(shape, branch=branch)
+            return _Draft(sequence, shape, Growth(shape.tree(shape.max_depth), known))
+        return _Draft(sequence, _NO_TREE, Growth(_NO_TREE.tree(0), KnownGuesses(1)))
 
     @torch.inference_mode()
     def work_ahead(self) -> bool:
@@ -365,7 +367,8 @@ class DraftEngine:
 def _shape_of(item: DraftItem) -> TreeShape:
     """The requested shape, within the limit of one tree."""
     max_nodes = min(item.max_nodes, _MAX_NODES)
-    return TreeShape(max_nodes, min(item.max_depth or max_nodes, max_nodes), item.branch)
+    max_depth = min(item.max_depth or max_nodes, max_nodes)
+    return TreeShape(max_nodes, max_depth, item.branch, item.min_confidence)
 
 
 def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:

@@ -11,7 +11,6 @@ from actors.draft_tree import DraftTree
 
 ROOT = -1
 
-_MIN_CONFIDENCE = 0.08  # guesses after less likely nodes do not pay
 _MAX_EXPANDED = 4  # nodes computed in one forward: so few rows take hardly longer than one
 
 
@@ -28,12 +27,13 @@ class GrowingTree:
     their probability.
     """
 
-    def __init__(self, max_nodes: int, max_depth: int, branch: int) -> None:
+    def __init__(self, max_nodes: int, max_depth: int, branch: int, min_confidence: float = 0.0) -> None:
         """max_nodes: limit of the final tree; max_depth: limit of steps, hence of a path's length; branch: guesses
-        below a node, 1 for a chain."""
+        below a node, 1 for a chain; min_confidence: of nodes that are computed, except the root."""
         self.branch = branch
         self._max_nodes = max_nodes
         self._max_depth = max_depth
+        self._min_confidence = min_confidence
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._confidence: list[float] = []
@@ -51,7 +51,7 @@ class GrowingTree:
             return [ROOT]
         # A child of the last of the best nodes would have no room.
         wanted = [node for node in self._best()[: self._max_nodes - 1] if node not in self._computed]
-        return [node for node in wanted if self._confidence[node] >= _MIN_CONFIDENCE][:_MAX_EXPANDED]
+        return [node for node in wanted if self._confidence[node] >= self._min_confidence][:_MAX_EXPANDED]
 
     def begin_step(self, nodes: Iterable[int]) -> None:
         """Record that the step which computes `nodes`, from `expandable`, has been made."""

@@ -238,7 +238,7 @@ class RouterCore:
         )
         self._open = round
         self._choice.set_budgets(round)
-        self._drafting.remote.ask(round)
+        self._drafting.remote.ask(round, self._choice.price_of_a_node)
         self._drafting.head.ask(round)
         return round, self._requests.take_events()
 
@@ -390,6 +390,7 @@ class RouterCore:
         if verified is not None and accepted is not None:
             self.acceptance.observe(verified, accepted)
         self._drafting.cpu.observe(round, emitted, verified, accepted)
+        self._drafting.remote.observe(round, emitted)
         self._drafting.head.keep(round, result)
         self._teaching.teach(round, result, emitted)
         self._sink.share(round, emitted)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cache_service.store.fair_share import first_to_give_way
+from cluster.router.draft_depth import DraftDepth
 
 FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
 
@@ -73,6 +74,11 @@ class DraftWait:
     def expected_wait_s(self, num_emitting: int) -> float:
         load = self._loads.get(num_emitting.bit_length())
         return load.wait_s / load.rounds if load is not None and load.rounds > 0.0 else 0.0
+
+    def tokens_per_s(self, num_emitting: int) -> float | None:
+        """What rounds that asked have emitted in their time; None: not known."""
+        load = self._loads.get(num_emitting.bit_length())
+        return load.tokens / (load.wait_s + load.verify_s) if load is not None and load.verify_s > 0.0 else None
 
     def pays(self, num_emitting: int) -> bool:
         """Whether to ask in a round with this many emitting sequences. Counts the call as a round."""
@@ -145,6 +151,7 @@ class Traffic:
 
     draft_wait: DraftWait = field(default_factory=DraftWait)
     head_wait: DraftWait = field(default_factory=DraftWait)  # for the target's head
+    depth: DraftDepth = field(default_factory=DraftDepth)  # of draft workers' trees
     explore_rounds: int = FIRST_EXPLORE_ROUNDS
     explore_in: int = FIRST_EXPLORE_ROUNDS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -12,11 +12,12 @@ from actors.messages import DraftItem, DraftResult, SequenceDelta, VerifyResult,
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
 from cluster.router.discarded import discarded_texts
+from cluster.router.draft_depth import num_levels
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.learning import first_rows_of
 from cluster.router.proposals import Proposals
-from cluster.router.round import Round, RoundEntry
+from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
 
 _CONTEXT_TOKENS = 16  # last tokens of a sequence that are looked up in the shared cache for a draft worker
@@ -55,9 +56,9 @@ class WorkerDrafting:
         self._scaling = scaling
         self._workers = workers
 
-    def ask(self, round: Round) -> None:
+    def ask(self, round: Round, row_price: Callable[[Round], float]) -> None:
         """Write draft batches for the sequences that emit, if waiting pays. Workers that the round does not wait for
-        receive prompts of sequences that do not emit yet."""
+        receive prompts of sequences that do not emit yet. row_price: the probability from which a node pays."""
         items: dict[str, list[DraftItem]] = {}
         if len(self._workers):
             asking = [
@@ -68,9 +69,12 @@ class WorkerDrafting:
                 and (worker_id := self._workers.worker_for(entry.sequence, round.round_id)) is not None
             ]
             if asking and round.traffic.draft_wait.pays(round.size.num_emitting):
+                tokens_per_s = round.traffic.draft_wait.tokens_per_s(round.size.num_emitting) or 0.0
+                min_confidence = round.traffic.depth.min_confidence(tokens_per_s, len(asking), row_price(round))
                 for entry, worker_id in asking:
                     entry.draft_worker = worker_id
-                    item = self._item(entry.sequence, self._max_nodes(entry), self._runs(entry.sequence))
+                    runs = self._runs(entry.sequence)
+                    item = self._item(entry.sequence, self._max_nodes(entry), runs, min_confidence)
                     items.setdefault(worker_id, []).append(item)
                 round.asked.draft_model = True
                 round.asked.awaited = tuple(items)
@@ -80,7 +84,9 @@ class WorkerDrafting:
                 self._send_prompts_ahead(round, items)
         round.asked.batches = self._workers.batches(items, round.round_id, is_idle=not round.entries)
 
-    def _item(self, sequence: Sequence, max_nodes: int, runs: np.ndarray) -> DraftItem:
+    def _item(
+        self, sequence: Sequence, max_nodes: int, runs: np.ndarray, min_confidence: float = 0.0
+    ) -> DraftItem:
         """An item with the tokens that the sequence's worker lacks, which count as sent from now on."""
         drafts = sequence.drafts
         start, drafts.worker_known = drafts.worker_known, sequence.num_tokens
@@ -90,6 +96,7 @@ class WorkerDrafting:
             max_nodes,
             begin=sequence.draft_begin if start == 0 else None,
             max_depth=self._shape.gamma,
+            min_confidence=min_confidence,
             branch=self._shape.branch,
             method=drafts.sources.method,
             runs=runs,
@@ -146,6 +153,8 @@ class WorkerDrafting:
         self._workers.count_answer(worker_id, round.round_id)
         if is_awaited:
             self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
+            if all(item.begin is None for item in round.asked.batches[worker_id].items):  # else it computed prompts
+                round.traffic.depth.observe_answer(result.elapsed_s, max(map(num_levels, result.trees), default=0))
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:
@@ -160,6 +169,17 @@ class WorkerDrafting:
             if entry is not None and source is not None:
                 most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, source, tree, max_nodes=most)
+
+    def observe(self, round: Round, emitted: list[Emitted]) -> None:
+        """Learn how likely drafts are right. Call it when the round's tokens are committed."""
+        for index, first, _ in emitted:
+            entry = round.entries[index]
+            source = entry.sequence.drafts.sources.worker
+            if entry.draft_worker is None or source is None:
+                continue
+            for proposer, tree in entry.proposals:
+                if proposer == source:
+                    round.traffic.depth.observe_tree(tree, entry.sequence.tokens(first))
 
     def wants_corrections(self, round: Round) -> bool:
         """Whether a worker learns from the target predictions of this round."""

@@ -22,7 +22,7 @@ from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB = 61
-SHAPE = {"max_nodes": 8, "max_depth": 4, "branch": 2}
+SHAPE = {"max_nodes": 8, "max_depth": 4, "branch": 2, "min_confidence": 0.08}
 GREEDY = SamplingParams(seed=1, temperature=0.0)
 PROMPT = list(range(3, 12))
 SAMPLINGS: list[dict[str, Any]] = [
@@ -153,6 +153,7 @@ def test_drafts_are_those_of_an_engine_that_is_told_each_text_from_its_start(mod
                     begin,
                     sent.max_depth,
                     sent.branch,
+                    min_confidence=sent.min_confidence,
                 )
                 assert_same(tree, ask(oracle, whole).trees[0])
             if random.random() < 0.9:

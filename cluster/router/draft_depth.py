@@ -1,0 +1,108 @@
+"""How far a draft worker should draft: down to the confidence at which one more forward still pays.
+
+A forward of the draft model after a node of confidence c adds a child. The child is accepted with probability p(c) * a,
+where p is the measured acceptance of nodes of that confidence and a the share of right nodes whose child is right, too.
+It pays if it brings more tokens than the round would emit anyway in the time that it takes: its part of the draft
+model's forward, and its row in the target's forward.
+
+Learnt from what was drafted and what the target then said, whether it was verified or not. So what is learnt does not
+depend on what the planner chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actors.draft_tree import DraftTree, depths_of
+from cluster.router.calibration import KNOTS, Calibration
+
+_WEIGHT = 0.1  # of a new measurement of the draft model's time
+_DECAY = 0.98  # of counts, with each answer
+_PRIOR = 4.0  # nodes that the first guess of `a` counts as
+_FIRST_SHARE = 0.7
+
+
+@dataclass(slots=True)
+class DraftDepth:
+    """Of the rounds of one namespace, or of mixed rounds."""
+
+    level_s: float = 0.0  # typical time of a draft worker for one level of its trees
+    _curve: Calibration = field(default_factory=lambda: Calibration(1))
+    _right: float = 0.0  # children that were right, of right nodes with children
+    _tried: float = 0.0
+
+    def min_confidence(self, tokens_per_s: float, num_sequences: int, row_price: float) -> float:
+        """Least confidence of a node to draft after. tokens_per_s: what rounds emit, of all sequences; num_sequences:
+        those that are drafted for at once; row_price: tokens that a row must bring to be worth verifying."""
+        price = tokens_per_s * self.level_s / max(1, num_sequences) + row_price
+        share = (self._right + _PRIOR * _FIRST_SHARE) / (self._tried + _PRIOR)
+        return self._confidence_at(price / max(share, 1e-3))
+
+    def _confidence_at(self, probability: float) -> float:
+        """The least confidence whose nodes are accepted with this probability; 1 if none are."""
+        levels = self._curve.curves["level"][0]
+        index = int(np.searchsorted(levels, probability))  # the first knot that reaches it
+        if index == 0:
+            return 0.0
+        if index == len(levels):
+            return 1.0
+        below, above = levels[index - 1], levels[index]
+        part = (probability - below) / (above - below)
+        return float(KNOTS[index - 1] + part * (KNOTS[index] - KNOTS[index - 1]))
+
+    def observe_answer(self, elapsed_s: float, num_levels: int) -> None:
+        """Take in how long a worker took for trees of so many levels."""
+        if num_levels < 1:
+            return
+        measured = elapsed_s / num_levels
+        self.level_s += (measured - self.level_s) * (_WEIGHT if self.level_s else 1.0)
+
+    def observe_tree(self, tree: DraftTree, emitted: np.ndarray) -> None:
+        """Take in a worker's tree and the tokens that the target then emitted, int32.
+
+        Nodes beyond the emitted tokens are not judged, unless they follow a wrong one.
+        """
+        is_right = _judge(tree, emitted.tolist())
+        judged = np.array([right is not None for right in is_right], np.bool_)
+        if not judged.any():
+            return
+        outcome = np.array([bool(right) for right in is_right], np.bool_)
+        self._curve.observe(0, tree.confidence[judged], outcome[judged])
+        self._curve.end_round()
+        tried, right = _children_of_right_nodes(tree, is_right)
+        self._tried = self._tried * _DECAY + tried
+        self._right = self._right * _DECAY + right
+
+
+def num_levels(tree: DraftTree) -> int:
+    """Nodes of the longest path."""
+    return int(depths_of(tree.parents).max()) if len(tree) else 0
+
+
+def _judge(tree: DraftTree, emitted: list[int]) -> list[bool | None]:
+    """Whether each node is on the emitted path; None: not known."""
+    found: list[bool | None] = []
+    depths: list[int] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        depth = depths[parent] + 1 if parent >= 0 else 0
+        depths.append(depth)
+        before = found[parent] if parent >= 0 else True
+        if not before:
+            found.append(before)
+        else:
+            found.append(emitted[depth] == token if depth < len(emitted) else None)
+    return found
+
+
+def _children_of_right_nodes(tree: DraftTree, is_right: list[bool | None]) -> tuple[int, int]:
+    """How many right nodes have a judged child, and how many of them have a right one."""
+    tried: set[int] = set()
+    right: set[int] = set()
+    for parent, own in zip(tree.parents.tolist(), is_right, strict=True):
+        if own is not None and parent >= 0 and is_right[parent]:
+            tried.add(parent)
+            if own:
+                right.add(parent)
+    return len(tried), len(right)

@@ -1,0 +1,203 @@
+"""Depth of drafts by value against fixed depths, for draft models of two qualities and four costs.
+
+    python tests/bench/draft_depth.py [--prompts 24] [--tokens 40] [--costs 2 5 10 20]
+
+The target is SmolLM2, greedy. Draft models are copies of it: one in int4, one with noise of 8 % on its weights. The
+target's answers, and what each copy would draft at every position of them, are computed once. Then a real router plays
+rounds over them in simulated time: a forward of the draft model takes a share of the target's, and a row more 0.5 % of
+it. Fixed depths are those of a sweep. Prints tokens per simulated second, and the ratio to the best fixed depth.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+import cluster.offline.engine as offline
+from actors.draft_model.draft_engine import DraftEngine
+from actors.draft_tree import DraftTree
+from actors.engine.options import EngineOptions
+from actors.home import paceline_home
+from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
+from actors.models.catalog import resolve_model
+from actors.models.loader import load_model
+from cluster.offline.engine import Generation, LocalEngine
+from cluster.router.draft_depth import DraftDepth
+from paceline_testing.toy_target import ToyTarget
+
+MOST_DEPTH = 12
+TARGET_S, ROW_SHARE = 0.02, 0.005
+TOPICS = ("a lamp", "the sea", "bread", "a bicycle", "chess", "rain", "a letter", "a garden")
+WISHES = ("Explain {} in two sentences.", "Write a short list about {}.", "Tell a story about {}.")
+
+
+class Drafts:
+    """What a draft model would draft, greedily and as deep as asked, at each position of the target's answers."""
+
+    def __init__(self, model: Any, answers: Sequence[Generation]) -> None:
+        self._chains: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+        engine = DraftEngine(model, EngineOptions(num_blocks=2048, block_size=16))
+        sampling = SamplingParams(seed=0, temperature=0.0)
+        for position in range(max(len(answer.token_ids) for answer in answers)):
+            items, texts = [], []
+            for seq_id, answer in enumerate(answers):
+                if position >= len(answer.token_ids):
+                    continue
+                text = [*answer.prompt_token_ids, *answer.token_ids[: position + 1]]
+                new = text if position == 0 else text[-1:]
+                begin = SequenceStart(sampling, len(answer.prompt_token_ids)) if position == 0 else None
+                delta = SequenceDelta(seq_id, len(text) - len(new), np.array(new, np.int32))
+                items.append(DraftItem(delta, MOST_DEPTH, begin, MOST_DEPTH))
+                texts.append(tuple(text))
+            for text, tree in zip(texts, engine.draft(DraftBatch(position, items)).trees, strict=True):
+                self._chains[text] = tree.token_ids.tolist(), tree.confidence.tolist()
+
+    def chain(self, text: Sequence[int], item: DraftItem) -> tuple[DraftTree, int]:
+        """The chain that a worker would answer with, and its forwards."""
+        tokens, confidence = self._chains.get(tuple(text), ([], []))
+        most = min(item.max_nodes, item.max_depth, len(tokens))
+        depth = next((d for d in range(1, most) if confidence[d - 1] < item.min_confidence), most)
+        return DraftTree.chain(np.array(tokens[:depth], np.int32), np.array(confidence[:depth], np.float32)), depth
+
+
+class Worker:
+    """Stands in for the draft engine of a local engine, and advances its clock."""
+
+    def __init__(self, drafts: Drafts, forward_s: float) -> None:
+        self._drafts, self._forward_s = drafts, forward_s
+        self._texts: dict[int, list[int]] = {}
+        self.engine: LocalEngine | None = None
+        self.device = torch.device("cpu")
+
+    def draft(self, batch: DraftBatch) -> DraftResult:
+        assert self.engine is not None
+        seq_ids, trees, most = [], [], 0
+        for item in batch.items:
+            delta = item.delta
+            text = self._texts.get(delta.seq_id, [])[: delta.start] + delta.token_ids.tolist()
+            self._texts[delta.seq_id] = text
+            if item.max_nodes:
+                tree, num_forwards = self._drafts.chain(text, item)
+                most = max(most, num_forwards)
+                seq_ids.append(delta.seq_id)
+                trees.append(tree)
+        self.engine._simulated_s += most * self._forward_s
+        return DraftResult(batch.round_id, seq_ids, trees, elapsed_s=most * self._forward_s)
+
+    def clear(self) -> None:
+        self._texts.clear()
+
+
+class KnownTarget(ToyTarget):
+    """Says the recorded answers."""
+
+    has_head, row_steps, device = False, (), torch.device("cpu")
+
+    def __init__(self, answers: Sequence[Generation], vocab_size: int) -> None:
+        super().__init__(vocab_size, 8192, 16, 512, order=1 << 20)
+        self.options = EngineOptions(512)
+        self._next: dict[tuple[int, ...], int] = {}
+        for answer in answers:
+            text = [*answer.prompt_token_ids, *answer.token_ids]
+            for end in range(len(answer.prompt_token_ids), len(text)):
+                self._next[tuple(text[:end])] = text[end]
+
+    def next_token(self, tokens: Any) -> int:
+        return self._next.get(tuple(tokens), 0)
+
+    def clear(self) -> None:
+        self.lose_all()
+
+
+def speed(
+    answers: Sequence[Generation], drafts: Drafts, cost: float, batch_size: int, fixed: int | None
+) -> tuple[float, float]:
+    """(tokens per simulated second after the prompts, tokens a round). fixed: depth of all drafts; None: by value."""
+    worker = Worker(drafts, cost * TARGET_S)
+    with ExitStack() as stack:
+        target = KnownTarget(answers, 49_152)
+        stack.enter_context(patch.object(offline, "build_target_engine", lambda *_, **__: target))
+        stack.enter_context(patch.object(offline, "warm_up", lambda _: [(1, 0.0), (64, 0.0)]))
+        stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
+        stack.enter_context(patch.object(offline, "build_draft_engine", lambda *_, **__: worker))
+        if fixed is not None:
+            stack.enter_context(patch.object(DraftDepth, "min_confidence", lambda *_: 0.0))
+        engine = LocalEngine(
+            "smollm2",
+            drafters=("draft_model",),
+            batch_size=batch_size,
+            gamma=fixed or MOST_DEPTH,
+            kv_cache_tokens=8192,
+            seconds_of_rows=lambda rows: TARGET_S * (1.0 + ROW_SHARE * (min(rows, 64) - 1)),
+        )
+        worker.engine = engine
+        seconds, tokens, rounds = 0.0, 0, 0
+        for first in range(0, len(answers), batch_size):
+            block = answers[first : first + batch_size]
+            began = engine.now()
+            ends: list[float] = []
+            most = max(len(answer.token_ids) for answer in block)
+            found = engine.generate(
+                [answer.prompt_token_ids for answer in block],
+                max_new_tokens=most,
+                ignore_eos=True,
+                temperature=0.0,
+                on_round=lambda trace: ends.append(engine.now()) if trace.num_emitted else None,
+            )
+            for answer, one in zip(block, found, strict=True):
+                assert one.token_ids[: len(answer.token_ids)] == answer.token_ids
+            seconds += engine.now() - (ends[0] if ends else began)
+            tokens += sum(len(one.token_ids) - 1 for one in found)
+            rounds += sum(one.rounds - 1 for one in found)
+    return tokens / seconds, tokens / rounds
+
+
+def noisy(model: Any, share: float) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "embed" not in name:
+            weight.data += share * weight.std() * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--costs", type=float, nargs="+", default=[2, 5, 10, 20], help="percent of a target's forward")
+    arguments = parser.parse_args()
+    source = resolve_model("smollm2", paceline_home())
+    prompts: list[Any] = [
+        [{"role": "user", "content": wish.format(topic)}] for topic in TOPICS for wish in WISHES
+    ][: arguments.prompts]  # fmt: skip
+    plain = LocalEngine("smollm2", drafters=("none",), draft_model="none", dtype="float32", batch_size=8)
+    answers = plain.generate(prompts, max_new_tokens=arguments.tokens, temperature=0.0, ignore_eos=True)
+    copies = {
+        "int4": load_model(source, "float32", quantization="int4"),
+        "noise of 8 %": noisy(load_model(source, "float32"), 0.08),
+    }
+    for name, model in copies.items():
+        drafts = Drafts(model, answers)
+        for cost in arguments.costs:
+            sweep = {
+                depth: speed(answers, drafts, cost / 100, arguments.batch, depth)[0]
+                for depth in (1, 2, 3, 4, 5, 6, 8, 10, MOST_DEPTH)
+            }
+            best = max(sweep, key=lambda depth: sweep[depth])
+            own, per_round = speed(answers, drafts, cost / 100, arguments.batch, None)
+            print(
+                f"{name}, a draft forward takes {cost:g} %: by value {own:.1f} tokens/s at {per_round:.2f} a round; "
+                f"best fixed depth {best}: {sweep[best]:.1f}; ratio {own / sweep[best]:.3f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
