@@ -138,8 +138,8 @@ class LookaheadOptions(Options):
 class DraftOptions(ModelOptions):
     """The draft engine."""
 
-    gamma: Annotated[int, Field(ge=1, le=64)] = 4
-    """Depth of a draft in tokens."""
+    gamma: Annotated[int, Field(ge=1, le=64)] = 8
+    """Most tokens of a path; a worker stops earlier where another forward would not pay."""
     branch: Annotated[int, Field(ge=1, le=8)] = 2
     """Guesses for each token, 1: a chain; a third hardly gains anything."""
     ahead: Annotated[int, Field(ge=0, le=64)] | None = None
