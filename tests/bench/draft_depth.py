@@ -138,10 +138,11 @@ def speed(
         )
         worker.engine = engine
         seconds, tokens, rounds = 0.0, 0, 0
+        ends: list[float] = []  # of rounds with tokens
         for first in range(0, len(answers), batch_size):
             block = answers[first : first + batch_size]
             began = engine.now()
-            ends: list[float] = []
+            ends.clear()
             most = max(len(answer.token_ids) for answer in block)
             found = engine.generate(
                 [answer.prompt_token_ids for answer in block],
