@@ -206,7 +206,8 @@ class DraftEngine:
             room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, replace(shape, max_depth=min(shape.max_depth, room)))
         self._ouroboros.observe_tokens(sequence, len(item.delta.token_ids), self._readable(item.corrections))
-        return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, self._readable(item.runs))
+        runs = self._readable(item.runs)
+        return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, runs, item.min_confidence)
 
     def _readable(self, runs: np.ndarray) -> list[list[int]]:
         """The runs, separated by -1, whose tokens the model has."""

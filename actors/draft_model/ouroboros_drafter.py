@@ -50,12 +50,18 @@ class OuroborosDraft:
 
     sequence: Sequence
     max_nodes: int  # in the resulting tree; 0: no draft is wanted
-    num_wanted: int  # the model drafts at least so many tokens
+    num_wanted: int  # tokens after which no further forward is made
+    min_confidence: float = 0.0  # nor after a chain that is less likely
     chain: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # probability of each, given those before it
     num_computed: int = 0  # first tokens of the chain that have KV
     given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
+    confidence: float = 1.0  # of the whole chain
     is_ready = False  # never drafted ahead
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.chain) >= self.num_wanted or self.confidence < self.min_confidence
 
 
 @dataclass(slots=True)
@@ -144,14 +150,19 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             node = children[token]
 
     def start(
-        self, sequence: Sequence, max_nodes: int, num_wanted: int, runs: list[list[int]] | None = None
+        self,
+        sequence: Sequence,
+        max_nodes: int,
+        num_wanted: int,
+        runs: list[list[int]] | None = None,
+        min_confidence: float = 0.0,
     ) -> OuroborosDraft:
         """A draft with blocks for its forwards, or an empty one if there is no room. runs: texts that may follow from
-        the last token on; they fill up missing phrases and are not kept."""
+        the last token on; they fill up missing phrases and are not kept. min_confidence: of a chain that goes on."""
         most = min(num_wanted, max_nodes) + self.most_nodes
         if not max_nodes or not sequence.reserve(sequence.length + most):
             return OuroborosDraft(sequence, 0, 0)
-        draft = OuroborosDraft(sequence, max_nodes, min(num_wanted, max_nodes))
+        draft = OuroborosDraft(sequence, max_nodes, min(num_wanted, max_nodes), min_confidence)
         for run in runs or ():
             for place, token in enumerate(run[:-1], 1):
                 phrases = draft.given.setdefault(token, [])
@@ -180,7 +191,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     def _next_step(self, draft: OuroborosDraft) -> _Step | None:
         # Positions left after the chain.
         room = self._max_positions - draft.sequence.length - len(draft.chain)
-        if len(draft.chain) >= draft.num_wanted or room < 0:
+        if draft.is_done or room < 0:
             return None
         state = self._states[draft.sequence]
         trie = TokenTrie()
@@ -240,6 +251,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 continue
             draft.chain.append(token)
             draft.shares.append(share)
+            draft.confidence *= share
             node = step.trie.children(step.node).get(token)
             if node in step.rows and len(draft.chain) < draft.max_nodes:
                 step.node = node
@@ -251,7 +263,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     def _keep(self, step: _Step) -> None:
         """Move the KV of the followed nodes to the chain's slots, if the chain continues."""
         draft, sequence = step.draft, step.draft.sequence
-        is_last = len(draft.chain) >= draft.num_wanted or sequence.length + len(draft.chain) > self._max_positions
+        is_last = draft.is_done or sequence.length + len(draft.chain) > self._max_positions
         if not step.path or is_last:
             return  # the sequence keeps the whole last tree, and finds in it what the target accepts
         slots = sequence.slots(sequence.length, sequence.length + len(step.trie))

@@ -84,9 +84,7 @@ class WorkerDrafting:
                 self._send_prompts_ahead(round, items)
         round.asked.batches = self._workers.batches(items, round.round_id, is_idle=not round.entries)
 
-    def _item(
-        self, sequence: Sequence, max_nodes: int, runs: np.ndarray, min_confidence: float = 0.0
-    ) -> DraftItem:
+    def _item(self, sequence: Sequence, max_nodes: int, runs: np.ndarray, min_confidence: float = 0.0) -> DraftItem:
         """An item with the tokens that the sequence's worker lacks, which count as sent from now on."""
         drafts = sequence.drafts
         start, drafts.worker_known = drafts.worker_known, sequence.num_tokens

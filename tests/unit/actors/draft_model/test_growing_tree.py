@@ -52,9 +52,7 @@ def candidates_of(
     return candidates
 
 
-def brute_force(
-    candidates: Candidates, max_nodes: int, max_depth: int, min_confidence: float
-) -> dict[Path, float]:
+def brute_force(candidates: Candidates, max_nodes: int, max_depth: int, min_confidence: float) -> dict[Path, float]:
     confidence: dict[Path, float] = {}
     expanded: set[Path] = set()
     for step in range(max_depth):

@@ -150,6 +150,31 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
     check_integrity(engine._ouroboros.pool)
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
+def test_no_forward_is_made_after_an_unlikely_chain_and_later_drafts_are_right(models, sampling):
+    engine = engine_of(models)
+    params = SamplingParams(seed=3, **sampling)
+    drawing = Drawing(models["llama"], params, 9, torch.arange(VOCAB))
+    text, known = list(PROMPTS[1]), 0
+    rows = count_forwards(engine)
+    forwards = []
+    for round_id, least in enumerate((0.0, 1.0, 0.2, 1.0, 0.5, 0.0, 1.0, 0.0)):
+        rows.clear()
+        fields = {"min_confidence": least}
+        (tree,) = engine.draft(DraftBatch(round_id, [item(1, text, known, params, 9, **fields)])).trees
+        check_integrity(engine)
+        wanted = drawing.continuation(text, GAMMA)
+        chain = chain_of(tree)
+        assert chain[0] == wanted[0]
+        if least == 0.0:
+            assert chain[:GAMMA] == wanted
+        forwards.append((least, len(rows)))
+        known = len(text)
+        text += drawing.continuation(text, 2)
+    assert all(count == 1 for least, count in forwards if least == 1.0)  # what it draws is less than sure
+    assert max(count for least, count in forwards if least == 0.0) > 1
+
+
 def test_a_text_that_repeats_itself_is_drafted_in_few_forwards(models):
     engine = engine_of(models)
     drawing = Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB))
