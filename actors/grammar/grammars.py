@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 from actors.grammar.checker import GrammarChecker
 from actors.grammar.limits import LIMITS
 from actors.grammar.matcher import GrammarMatcher
+from actors.grammar.refused_keywords import RefusedKeyword, refused_keyword, schema_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ _MOST_KEPT = 64  # grammars
 _MOST_USES = 64  # of a compiled grammar: its copies share states of the lexer, which grow in number up to a limit
 _FAILED_USES = 8  # requests that are refused before a grammar is tried again: a machine may have been busy
 _MOST_REASON_CHARS = 200
+_MOST_VALUE_CHARS = 100
 _KNOWN_REASONS = {"NoExtensionBias": "it allows no answer at all"}
 
 
@@ -29,6 +31,7 @@ _KNOWN_REASONS = {"NoExtensionBias": "it allows no answer at all"}
 class _Compiled:
     matcher: LLMatcher | None  # None: it cannot be compiled
     reason: str = ""  # why not
+    keyword: RefusedKeyword | None = None  # of a JSON schema, which is why
     uses_left: int = _MOST_USES
 
 
@@ -67,7 +70,7 @@ class Grammars:
         """
         vocabulary = self._vocabulary_of_model()
         if isinstance(vocabulary, str):
-            raise InvalidRequest(field, "a constraint", vocabulary)
+            raise InvalidRequest(field, Size("a constraint"), vocabulary)
         found = self._find(text)
         if found is None:
             found = self._compile(text, vocabulary)
@@ -76,7 +79,7 @@ class Grammars:
                 while len(self._known) > _MOST_KEPT:
                     self._known.popitem(last=False)
         if found.matcher is None:
-            raise InvalidRequest(field, "this grammar", f"it cannot be compiled: {found.reason}")
+            raise _refusal(field, found)
         return GrammarMatcher(
             found.matcher.deep_copy(), vocabulary.tokens, self._vocab_size, frozenset(self._eos_token_ids)
         )
@@ -99,7 +102,9 @@ class Grammars:
             if not compiled.is_error():
                 return _Compiled(compiled)
             problem = compiled.get_error()
-        return _Compiled(None, _reason(problem), _FAILED_USES)
+        schema = schema_of(text)
+        keyword = None if schema is None else refused_keyword(problem, schema)
+        return _Compiled(None, _reason(problem), keyword, _FAILED_USES)
 
     def _vocabulary_of_model(self) -> _Vocabulary | str:
         with self._lock:
@@ -131,6 +136,17 @@ def _without_limits(backend: object) -> str:
     copy.no_truncation()
     copy.no_padding()
     return str(copy.to_str())
+
+
+def _refusal(field: str, failed: _Compiled) -> InvalidRequest:
+    """field: the client's name of the constraint."""
+    limit = f"it cannot be compiled: {failed.reason}"
+    if failed.keyword is None:
+        return InvalidRequest(field, Size("a constraint"), limit)
+    value = failed.keyword.value
+    if not isinstance(value, (str, int, float)) or len(repr(value)) > _MOST_VALUE_CHARS:
+        value = Size("given")
+    return InvalidRequest(failed.keyword.part.place(field, failed.keyword.keyword), value, limit)
 
 
 def _reason(error: str) -> str:

@@ -8,11 +8,11 @@ the open one as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_VALUES = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by free names
+from actors.grammar.schema_parts import schema_parts
+
 # Where these are, a narrower part of a schema can make the whole wider, or leave nothing that follows it.
 _MIXING = frozenset(
     ("oneOf", "not", "if", "contains", "dependentSchemas", "dependencies", "unevaluatedProperties", "$dynamicRef")
@@ -25,7 +25,7 @@ def with_closed_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with `additionalProperties: false` in each object that has properties and does not say; unchanged
     where parts of it are combined in a way that closing could break."""
     closed: dict[str, Any] = json.loads(json.dumps(schema))
-    parts = list(schema_parts(closed))
+    parts = [part.schema for part in schema_parts(closed)]
     if any(map(_mixes, parts)):
         return closed
     for part in parts:
@@ -46,19 +46,3 @@ def _mixes(part: Mapping[str, Any]) -> bool:
         or len(_MERGED & part.keys()) > 1
         or ("properties" in part and bool((_MERGED | {"patternProperties"}) & part.keys()))
     )
-
-
-def schema_parts(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas within, however deep. A reference may name one below any keyword."""
-    waiting: list[Any] = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += part
-        elif isinstance(part, dict):
-            yield part
-            for key, value in part.items():
-                if key in _BY_NAME and isinstance(value, dict):
-                    waiting += value.values()
-                elif key not in _VALUES:
-                    waiting.append(value)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import InvalidRequest, Size
-from cluster.constraints.closed_objects import schema_parts, with_closed_objects
+from actors.grammar.schema_parts import SchemaPart, schema_parts
+from cluster.constraints.closed_objects import with_closed_objects
 from cluster.constraints.number_ranges import check_exact_numbers, check_open_ranges, leaves
 from cluster.constraints.schema_cycles import check_has_ends
 
@@ -40,33 +41,41 @@ def check_schema(schema: Mapping[str, Any], field: str) -> None:
     """Raises InvalidRequest naming a keyword that cannot be followed though llguidance takes it."""
     if _OPTIONS in schema:
         raise InvalidRequest(f"{field}.{_OPTIONS}", Size("given"), "it is no keyword of JSON schemas; leave it out")
-    check_has_ends(schema, field)
     parts = list(schema_parts(schema))
+    check_has_ends(schema, parts, field)
     check_open_ranges(parts, field)
     for part in parts:
         _check_characters(part, field)
         check_exact_numbers(part, field)
-        least, required = part.get("minProperties", 0), part.get("required", ())
+        least, required = part.schema.get("minProperties", 0), part.schema.get("required", ())
         if not isinstance(least, (int, float)) or not isinstance(required, (list, tuple)):
             continue  # llguidance says what is wrong
         named = len({key for key in required if isinstance(key, str)})
         if least > named + 1:
             limit = f"it must be at most 1 more than the number of required properties, which is {named}"
-            raise InvalidRequest(f"{field} (minProperties)", least, limit, "unsupported_value")
+            raise InvalidRequest(part.place(field, "minProperties"), least, limit, "unsupported_value")
 
 
-def _check_characters(part: Mapping[str, Any], field: str) -> None:
+def _check_characters(part: SchemaPart, field: str) -> None:
     limit = (
         "it has a control character that answers cannot contain; of these, \\b, \\t, \\n, \\f and \\r can be written"
     )
     for keyword in ("const", "enum"):
-        for text in leaves(part.get(keyword)):
+        for text in leaves(part.schema.get(keyword)):
             if isinstance(text, str) and _UNWRITABLE.search(text):
-                raise InvalidRequest(f"{field} ({keyword})", text, limit, "unsupported_value")
-    patterns = part.get("patternProperties")
-    for pattern in (part.get("pattern"), *(patterns if isinstance(patterns, Mapping) else ())):
-        if isinstance(pattern, str) and _UNWRITABLE_IN_PATTERN.search(_SETS.sub("", pattern.replace(r"\\", ""))):
-            raise InvalidRequest(f"{field} (pattern)", pattern, limit, "unsupported_value")
+                raise InvalidRequest(part.place(field, keyword), text, limit, "unsupported_value")
+    for keyword, pattern in _patterns(part.schema):
+        if _UNWRITABLE_IN_PATTERN.search(_SETS.sub("", pattern.replace(r"\\", ""))):
+            raise InvalidRequest(part.place(field, keyword), pattern, limit, "unsupported_value")
+
+
+def _patterns(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """With the keyword of each."""
+    if isinstance(pattern := schema.get("pattern"), str):
+        yield "pattern", pattern
+    by_pattern = schema.get("patternProperties")
+    for pattern in by_pattern if isinstance(by_pattern, Mapping) else ():
+        yield "patternProperties", pattern
 
 
 def closed_schema(schema: Mapping[str, Any], field: str) -> dict[str, Any]:

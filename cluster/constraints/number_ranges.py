@@ -7,53 +7,53 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from actors.errors import InvalidRequest
+from actors.grammar.schema_parts import SchemaPart
 
 _MOST_EXACT = 1 << 53
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COMBINING = ("$ref", "anyOf", "oneOf")
 
 
-def check_exact_numbers(part: Mapping[str, Any], field: str) -> None:
+def check_exact_numbers(part: SchemaPart, field: str) -> None:
     """Raises InvalidRequest for a number beyond 2 ** 53."""
     limit = f"numbers beyond {_MOST_EXACT} are not exact; leave it out, or take a string"
     for keyword in ("const", "enum"):
-        for number in leaves(part.get(keyword)):
+        for number in leaves(part.schema.get(keyword)):
             if isinstance(number, (int, float)) and abs(number) > _MOST_EXACT:
-                raise InvalidRequest(f"{field} ({keyword})", number, limit, "unsupported_value")
+                raise InvalidRequest(part.place(field, keyword), number, limit, "unsupported_value")
     for keyword in _BOUNDS:
-        bound = part.get(keyword)
+        bound = part.schema.get(keyword)
         if isinstance(bound, int) and abs(bound) + keyword.startswith("exclusive") > _MOST_EXACT:
-            raise InvalidRequest(f"{field} ({keyword})", bound, limit, "unsupported_value")
+            raise InvalidRequest(part.place(field, keyword), bound, limit, "unsupported_value")
 
 
-def check_open_ranges(parts: Sequence[Mapping[str, Any]], field: str) -> None:
+def check_open_ranges(parts: Sequence[SchemaPart], field: str) -> None:
     """Raises InvalidRequest for a range between a whole number, itself excluded, and a fraction less than 1 away:
     the grammar would have the whole number. Schemas that are combined are taken as one."""
-    bounded = [part for part in parts if any(keyword in part for keyword in _BOUNDS)]
-    for group in [bounded] if any(map(_combines, parts)) else [[part] for part in bounded]:
+    bounded = [part for part in parts if any(keyword in part.schema for keyword in _BOUNDS)]
+    for group in [bounded] if any(_combines(part.schema) for part in parts) else [[part] for part in bounded]:
         for excluded, others, sign in (
             ("exclusiveMinimum", ("maximum", "exclusiveMaximum"), 1),
             ("exclusiveMaximum", ("minimum", "exclusiveMinimum"), -1),
         ):
-            whole = {bound for bound in _bounds(group, (excluded,)) if bound == math.floor(bound)}
-            fractions = (bound for bound in _bounds(group, others) if bound != math.floor(bound))
-            for bound in fractions:
-                if sign * math.floor(sign * bound) in whole:
+            whole = {bound for bound, *_ in _bounds(group, (excluded,)) if bound == math.floor(bound)}
+            for bound, keyword, part in _bounds(group, others):
+                if bound != math.floor(bound) and sign * math.floor(sign * bound) in whole:
                     limit = f"{excluded} cannot be followed with it, less than 1 away; move one of them"
-                    raise InvalidRequest(f"{field} ({others[0]})", bound, limit, "unsupported_value")
+                    raise InvalidRequest(part.place(field, keyword), bound, limit, "unsupported_value")
 
 
 def _combines(part: Mapping[str, Any]) -> bool:
     return "allOf" in part or (any(map(part.__contains__, _BOUNDS)) and any(map(part.__contains__, _COMBINING)))
 
 
-def _bounds(parts: Sequence[Mapping[str, Any]], keywords: Sequence[str]) -> Iterator[float]:
-    """Finite bounds of numbers that need not be whole."""
+def _bounds(parts: Sequence[SchemaPart], keywords: Sequence[str]) -> Iterator[tuple[float, str, SchemaPart]]:
+    """Finite bounds of numbers that need not be whole, with their keywords."""
     for part in parts:
-        for keyword in keywords if part.get("type") != "integer" else ():
-            bound = part.get(keyword)
+        for keyword in keywords if part.schema.get("type") != "integer" else ():
+            bound = part.schema.get(keyword)
             if isinstance(bound, (int, float)) and math.isfinite(bound):
-                yield bound
+                yield bound, keyword, part
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from actors.errors import InvalidRequest, Size
+from actors.grammar.schema_parts import SchemaPart
 
 
-def check_has_ends(schema: Mapping[str, Any], field: str) -> None:
-    """Raises InvalidRequest if a part of the schema needs itself: a model would write for ever, or be stuck."""
+def check_has_ends(schema: Mapping[str, Any], parts: Sequence[SchemaPart], field: str) -> None:
+    """Raises InvalidRequest if a part of the schema needs itself: a model would write for ever, or be stuck. parts: all
+    of the schema."""
     is_done: dict[int, bool] = {}  # by id; False: on the path
     waiting: list[tuple[Any, bool]] = [(part, False) for part in _referenced(schema)]
     while waiting:
@@ -23,7 +25,8 @@ def check_has_ends(schema: Mapping[str, Any], field: str) -> None:
             for needed in _needed_by(part, schema):
                 if is_done.get(id(needed)) is False:
                     limit = "a part of it needs itself, so that no answer ends; make it optional or one of several"
-                    raise InvalidRequest(f"{field} ($ref)", Size("circular"), limit)
+                    place = next((one.place(field) for one in parts if one.schema is needed), field)
+                    raise InvalidRequest(place, Size("circular"), limit)
                 waiting.append((needed, False))
 
 

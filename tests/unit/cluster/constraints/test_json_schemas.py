@@ -38,26 +38,27 @@ def test_no_escape_spells_the_name_of_a_property_anew(escape: str, strict: bool)
     ("schema", "field", "reason"),
     [
         ({"x-guidance": {"lenient": True}}, "f.x-guidance", "no keyword of JSON schemas"),
-        ({"minProperties": 2}, "f (minProperties)", "number of required properties, which is 0"),
-        ({"$defs": {"default": {"required": ["a", "a"], "minProperties": 3}}}, "f (minProperties)", "which is 1"),
-        ({"x": [{"y": {"minProperties": 2}}]}, "f (minProperties)", "at most 1 more"),
-        ({"items": {"const": {"a": ["\x01"]}}}, "f (const)", "control character"),
-        ({"enum": ["a", "\x7f"]}, "f (enum)", "control character"),
-        ({"pattern": "a\x00"}, "f (pattern)", "control character"),
-        ({"pattern": r"^\u001B$"}, "f (pattern)", "control character"),
-        ({"pattern": r"[^x]\x7f"}, "f (pattern)", "control character"),
-        ({"pattern": r"[\x01]"}, "f (pattern)", "control character"),
-        ({"enum": [[2**53 + 1]]}, "f (enum)", "not exact"),
-        ({"const": 1e30}, "f (const)", "not exact"),
-        ({"maximum": 2**63 - 1}, "f (maximum)", "not exact"),
-        ({"exclusiveMinimum": 2**53}, "f (exclusiveMinimum)", "not exact"),
-        ({"exclusiveMinimum": 0, "maximum": 0.5}, "f (maximum)", "less than 1 away"),
-        ({"exclusiveMaximum": -1, "minimum": -1.5}, "f (minimum)", "less than 1 away"),
-        ({"allOf": [{"exclusiveMinimum": 9}, {"exclusiveMaximum": 9.25}]}, "f (maximum)", "less than 1 away"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "f ($ref)", "needs itself"),
-        ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "f ($ref)", "needs itself"),
-        ({"x": {"a/b": {"type": "array", "minItems": 1, "items": {"$ref": "#/x/a~1b"}}}}, "f ($ref)", "needs itself"),
-        ({"patternProperties": {r"\cA": {}}}, "f (pattern)", "control character"),
+        ({"minProperties": 2}, "f.minProperties", "number of required properties, which is 0"),
+        ({"$defs": {"default": {"required": ["a"], "minProperties": 3}}}, "f.$defs.default.minProperties", "is 1"),
+        ({"required": ["a", "a"], "minProperties": 3}, "f.minProperties", "which is 1"),
+        ({"x": [{"y": {"minProperties": 2}}]}, "f.x[0].y.minProperties", "at most 1 more"),
+        ({"items": {"const": {"a": ["\x01"]}}}, "f.items.const", "control character"),
+        ({"enum": ["a", "\x7f"]}, "f.enum", "control character"),
+        ({"pattern": "a\x00"}, "f.pattern", "control character"),
+        ({"pattern": r"^\u001B$"}, "f.pattern", "control character"),
+        ({"pattern": r"[^x]\x7f"}, "f.pattern", "control character"),
+        ({"pattern": r"[\x01]"}, "f.pattern", "control character"),
+        ({"enum": [[2**53 + 1]]}, "f.enum", "not exact"),
+        ({"const": 1e30}, "f.const", "not exact"),
+        ({"maximum": 2**63 - 1}, "f.maximum", "not exact"),
+        ({"exclusiveMinimum": 2**53}, "f.exclusiveMinimum", "not exact"),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "f.maximum", "less than 1 away"),
+        ({"exclusiveMaximum": -1, "minimum": -1.5}, "f.minimum", "less than 1 away"),
+        ({"allOf": [{"exclusiveMinimum": 9}, {"exclusiveMaximum": 9.25}]}, "f.allOf[1].exclusiveMaximum", "1 away"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "f.$defs.a", "needs itself"),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}, "f", "needs itself"),
+        ({"x": {"a/b": {"type": "array", "minItems": 1, "items": {"$ref": "#/x/a~1b"}}}}, "f.x.a/b", "needs itself"),
+        ({"patternProperties": {r"\cA": {}}}, "f.patternProperties", "control character"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(schema: dict[str, Any], field: str, reason: str) -> None:
@@ -65,6 +66,52 @@ def test_what_cannot_be_followed_is_refused_by_name(schema: dict[str, Any], fiel
         with pytest.raises(InvalidRequest, match=reason) as error:
             StructuredOutputs(json_schema=given).grammar_text("f")
         assert error.value.field == field
+
+
+def within(part: object) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": {"items": part}, "b": {"enum": [{"not": 1}]}}}
+
+
+@pytest.mark.parametrize(
+    ("part", "place", "told"),
+    [
+        ({"not": {"type": "null"}}, "not", "is given; .*not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "is True; .*uniqueItems"),
+        ({"type": "strin"}, "type", "is 'strin'; "),
+        ({"type": ["null", "strin"]}, "type", "strin"),
+        ({"type": "string", "format": "colour"}, "format", "is 'colour'; "),
+        ({"$ref": "#/$defs/none"}, "$ref", "is '#/\\$defs/none'; "),
+        ({"$ref": "http://a.example/b"}, "$ref", "is 'http://a.example/b'; "),
+        ({"type": "string", "pattern": "(?=a)b"}, "pattern", "look-around"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf", "is given; "),
+        ({"properties": 3}, "properties", "is 3; "),
+    ],
+)
+def test_what_cannot_be_compiled_is_named_with_its_place(part: dict[str, Any], place: str, told: str) -> None:
+    grammar = StructuredOutputs(json_schema=within(part)).grammar_text("f")
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(InvalidRequest, match=told) as error:
+            GRAMMARS.matcher(grammar, "f")
+        assert error.value.field == f"f.properties.a.items.{place}"
+        assert "it cannot be compiled: " in str(error.value)
+
+
+def test_a_property_with_the_name_of_a_keyword_is_not_blamed() -> None:
+    schema = {"properties": {"not": {"type": "null"}, "a": {"not": {}}}}
+    with pytest.raises(InvalidRequest) as error:
+        GRAMMARS.matcher(StructuredOutputs(json_schema=schema).grammar_text("f"), "f")
+    assert error.value.field == "f.properties.a.not"
+
+
+def test_places_are_short() -> None:
+    schema: dict[str, Any] = {"not": {}}
+    for _ in range(30):
+        schema = {"properties": {"x" * 1000: schema}}
+    with pytest.raises(InvalidRequest) as error:
+        GRAMMARS.matcher(StructuredOutputs(json_schema=schema).grammar_text("f"), "f")
+    assert error.value.field.startswith("f...")
+    assert error.value.field.endswith(".not")
+    assert len(str(error.value)) < 1500
 
 
 @pytest.mark.parametrize(

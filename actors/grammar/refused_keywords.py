@@ -1,0 +1,74 @@
+"""Where in a JSON schema is what llguidance refuses, which its messages do not say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from actors.grammar.schema_parts import SchemaPart, schema_parts
+
+_Holds = Callable[[Any, str], bool]  # whether the value of a keyword is what a message complains of
+
+# What a message says, the keyword, and whether that keyword's value is meant.
+_COMPLAINTS: tuple[tuple[re.Pattern[str], str | None, _Holds], ...] = (
+    (re.compile(r'Unimplemented keys: \["([^"]+)"'), None, lambda value, key: True),
+    (re.compile(r"^(\w+) must be an? "), None, lambda value, key: not isinstance(value, (dict, list))),
+    (re.compile(r"Invalid type: (.+)"), "type", lambda value, name: value == name or name in _listed(value)),
+    (re.compile(r"Unknown format: (.+)"), "format", lambda value, name: value == name),
+    (re.compile(r"Pointer '(.*)' does not exist"), "$ref", lambda value, to: _text(value) in (f"#{to}", to)),
+    (re.compile(r"Resource '(.*)' is not present"), "$ref", lambda value, to: _text(value).startswith(to)),
+    (re.compile(r"regex parse error:\n +(.+)"), "pattern", lambda value, pattern: value == pattern),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedKeyword:
+    """A keyword of a schema, the schema that has it, and its value."""
+
+    part: SchemaPart
+    keyword: str
+
+    @property
+    def value(self) -> Any:
+        return self.part.schema[self.keyword]
+
+
+def schema_of(grammar: str) -> dict[str, Any] | None:
+    """The JSON schema that a grammar in llguidance's format consists of; None: it is of another kind."""
+    try:
+        grammars = json.loads(grammar)["grammars"]
+        (only,) = grammars
+        schema = only["json_schema"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return None
+    return schema if isinstance(schema, dict) else None
+
+
+def refused_keyword(problem: str, schema: dict[str, Any]) -> RefusedKeyword | None:
+    """What a message of llguidance is about. None: it does not tell, or nothing in the schema is like it."""
+    return next(_candidates(problem.strip(), schema), None)
+
+
+def _candidates(problem: str, schema: dict[str, Any]) -> Iterator[RefusedKeyword]:
+    for pattern, keyword, holds in _COMPLAINTS:
+        if found := pattern.search(problem):
+            name = keyword or found[1]
+            for part in schema_parts(schema):
+                if name in part.schema and holds(part.schema[name], found[1]):
+                    yield RefusedKeyword(part, name)
+    if "oneOf" in problem:
+        options = [part for part in schema_parts(schema) if "oneOf" in part.schema]
+        if len(options) == 1:  # of several, some may be exclusive
+            yield RefusedKeyword(options[0], "oneOf")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return unquote(value) if isinstance(value, str) else ""
