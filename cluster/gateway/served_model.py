@@ -47,7 +47,11 @@ class ModelCard:
         }
 
 
-def capabilities(has_chat_template: bool) -> tuple[str, ...]:
-    """Names of what can be asked of a model."""
-    chat = ("chat",) if has_chat_template else ()
-    return ("completion", *chat, "structured_outputs", "tokenize", "speculation")
+def capabilities(has_chat_template: bool, scores_prompts: bool) -> tuple[str, ...]:
+    """Names of what can be asked of a model: endpoints, then what answers can have."""
+    chat = ("chat", "responses", "messages") if has_chat_template else ()
+    tools = ("tools",) if has_chat_template else ()
+    prompt_logprobs = ("prompt_logprobs",) if scores_prompts else ()
+    return (
+        "completion", *chat, "tokenize", *tools, "structured_outputs", "logprobs", *prompt_logprobs, "speculation",
+    )  # fmt: skip

@@ -81,7 +81,9 @@ class GenerationService:
 
     @property
     def card(self) -> ModelCard:
-        return ModelCard(self.model, self._config.max_new_tokens, capabilities(self.codec.has_chat_template))
+        model = self.model
+        able = capabilities(self.codec.has_chat_template, scores_prompts=model.max_side_len is None)
+        return ModelCard(model, self._config.max_new_tokens, able)
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound unless it is the served model, or not said."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import jsonschema
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.config import GatewayConfig
-from paceline_testing.echo_gateway import gateway_client
+from cluster.gateway.paceline.v1 import inference_pb2 as pb
+from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub
+from paceline_testing.echo_gateway import gateway_client, served
 from paceline_testing.engine_router import engine_service
 from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
@@ -153,6 +156,66 @@ async def test_an_echo_scores_the_prompt_as_evaluation_tools_expect(service, mod
         assert best == pytest.approx(wanted[place - 1].max(), abs=1e-4)
         assert scores["tokens"][place] in scores["top_logprobs"][place]
     assert scores["text_offset"][:4] == [0, 1, 2, 3]
+
+
+async def test_prompts_have_log_probabilities_as_vllm_gives_them(service, model):
+    fields = {"max_tokens": 4, "temperature": 0, "prompt_logprobs": 2, "return_token_ids": True}
+    found = await ask(service, "/v1/chat/completions", messages=MESSAGES, **fields)
+    check_prompt(found["prompt_logprobs"], found["prompt_token_ids"], model)
+    prompts = [make_byte_tokenizer().encode(text) for text in ("The answer is é: ", "A")]
+    found = await ask(service, "/v1/completions", prompt=prompts, n=2, **fields)
+    assert len(found["choices"]) == 4
+    for choice in found["choices"]:
+        check_prompt(choice["prompt_logprobs"], prompts[choice["index"] // 2], model)
+        assert (choice["logprobs"], choice["prompt_token_ids"]) == (None, prompts[choice["index"] // 2])
+    assert found["choices"][2]["prompt_logprobs"] == [None]
+
+
+def check_prompt(scores, prompt, model):
+    assert len(scores) == len(prompt)
+    assert scores[0] is None
+    wanted = logprobs_of(model, prompt)
+    for place in range(1, len(prompt)):
+        best = np.argsort(-wanted[place - 1])[:2].tolist()
+        assert scores[place].keys() == {str(token) for token in (prompt[place], *best)}
+        for token, said in scores[place].items():
+            assert said["logprob"] == pytest.approx(wanted[place - 1, int(token)], abs=1e-4)
+            assert said["rank"] == (best.index(int(token)) + 1 if int(token) in best else None)
+            assert isinstance(said["decoded_token"], str)
+
+
+def test_prompts_have_log_probabilities_over_grpc_whole_and_streamed(service, model):
+    request = pb.GenerateRequest(
+        conversation=pb.Conversation(messages=[pb.Message(**message) for message in MESSAGES]),
+        prompt_logprobs=2,
+        return_token_ids=True,
+        max_tokens=9,
+    )
+    with served(service, CONFIG) as (_, address), grpc.insecure_channel(address) as channel:
+        stub = InferenceStub(channel)
+        answer = stub.Generate(request, timeout=60)
+        first, *others = stub.GenerateStream(request, timeout=60)
+    prompt = list(answer.prompt_token_ids)
+    wanted = logprobs_of(model, prompt)
+    assert [score.token_id for score in answer.prompt_logprobs] == prompt
+    assert not answer.prompt_logprobs[0].HasField("logprob")
+    for place, score in enumerate(answer.prompt_logprobs[1:]):
+        assert score.logprob == pytest.approx(wanted[place, score.token_id], abs=1e-4)
+        assert [top.token_id for top in score.top] == np.argsort(-wanted[place])[:2].tolist()
+    assert list(first.prompt_logprobs) == list(answer.prompt_logprobs)
+    assert not any(chunk.prompt_logprobs for chunk in others)
+
+
+async def test_an_echo_and_prompt_log_probabilities_have_as_many_as_each_asks_for(service):
+    fields = {"prompt": "The answer", "max_tokens": 0, "echo": True}
+    for logprobs, count in ((0, 3), (3, 0), (None, 1)):
+        found = await ask(service, "/v1/completions", **fields, logprobs=logprobs, prompt_logprobs=count)
+        (choice,) = found["choices"]
+        assert all(count <= len(tokens) <= count + 1 for tokens in choice["prompt_logprobs"][1:])
+        if logprobs is None:
+            assert choice["logprobs"] is None
+        else:
+            assert all(logprobs <= len(found) <= logprobs + 1 for found in choice["logprobs"]["top_logprobs"][1:])
 
 
 async def test_usage_tells_how_much_of_a_prediction_came_true(service):

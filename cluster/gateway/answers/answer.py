@@ -45,6 +45,7 @@ class Answer:
         self._echoed = echoed
         self._account = AnswerAccount(prepared, choice, metrics)
         self._num_cached = 0
+        self._prompt_scores: tuple[TokenScore, ...] = ()  # that no piece has yet
 
     async def pieces(self, router: RouterClient, by_token: bool) -> AsyncGenerator[Piece, None]:
         """Pieces of text, the last one with finish reason and counts. by_token: one piece a token, even if empty.
@@ -132,18 +133,28 @@ class Answer:
             if finish_reason is not None:
                 break
         if self._echoed is not None:
-            pieces.insert(0, self._echo(self._echoed, chunk.prompt_logprobs))
+            scores_shown = call.options.logprobs is not None
+            prompt_scores = self._scores_of_prompt(chunk.prompt_logprobs, call.options.num_logprobs)
+            pieces.insert(0, Piece(self._choice, self._echoed, scores=prompt_scores if scores_shown else ()))
             self._echoed = None
+        if call.prompt_logprobs is not None:
+            self._prompt_scores = (
+                self._scores_of_prompt(chunk.prompt_logprobs, call.prompt_logprobs) or self._prompt_scores
+            )
+            if pieces:
+                pieces[0] = replace(pieces[0], prompt_scores=self._prompt_scores)
+                self._prompt_scores = ()
         if call.hides_answer:
             pieces = [replace(pieces[0], finish_reason="length")]
         return [joined(pieces)] if pieces and not by_token else pieces
 
-    def _echo(self, prompt: str, logprobs: TokenLogprobs | None) -> Piece:
-        scores: tuple[TokenScore, ...] = ()
-        if logprobs is not None:
-            first, *others = self._request.prompt_token_ids.tolist()
-            scores = (TokenScore(first, None), *token_scores(others, logprobs))
-        return Piece(self._choice, prompt, scores=scores)
+    def _scores_of_prompt(self, logprobs: TokenLogprobs | None, num_top: int) -> tuple[TokenScore, ...]:
+        """logprobs: of all tokens but the first. None: they are not in this chunk."""
+        if logprobs is None:
+            return ()
+        first, *others = self._request.prompt_token_ids.tolist()
+        scores = (replace(score, top=score.top[:num_top]) for score in token_scores(others, logprobs))
+        return (TokenScore(first, None), *scores)
 
 
 def _by_token(chunk: TokenChunk) -> Iterator[TokenChunk]:

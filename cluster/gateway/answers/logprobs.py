@@ -77,6 +77,21 @@ def completion_logprobs(scores: Sequence[TokenScore], strings: TokenStrings, off
     }
 
 
+def prompt_logprobs(scores: Sequence[TokenScore], strings: TokenStrings) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's `prompt_logprobs`: for each token of the prompt, itself and the likeliest tokens in its place by their
+    ids. The rank of a token that is not among the likeliest is null."""
+    return [None if score.logprob is None else _by_id(score, strings) for score in scores]
+
+
+def _by_id(score: TokenScore, strings: TokenStrings) -> dict[str, dict[str, Any]]:
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(score.top, 1)}
+    found = {score.token_id: score.logprob} | dict(score.top)
+    return {
+        str(token_id): {"logprob": logprob, "rank": ranks.get(token_id), "decoded_token": strings.text_of(token_id)}
+        for token_id, logprob in found.items()
+    }
+
+
 def _by_text(score: TokenScore, strings: TokenStrings) -> dict[str, float]:
     """The likeliest tokens; the token itself is always among them, as in OpenAI's answers."""
     found: dict[str, float] = {}

@@ -28,6 +28,7 @@ class Piece:
     token_sources: tuple[TokenSource, ...] = ()  # of `text`, where the call wants them; every piece has its own
     token_ids: tuple[int, ...] = ()  # new ones, where the call wants them
     scores: tuple[TokenScore, ...] = ()  # of new tokens, where the call wants them; of a prompt that is echoed, too
+    prompt_scores: tuple[TokenScore, ...] = ()  # of the prompt, with an answer's first piece, where the call wants them
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -40,4 +41,5 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         token_sources=tuple(pair for piece in pieces for pair in piece.token_sources),
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
         scores=tuple(score for piece in pieces for score in piece.scores),
+        prompt_scores=next((piece.prompt_scores for piece in pieces if piece.prompt_scores), ()),
     )

@@ -42,13 +42,14 @@ class GrpcAnswer:
             token_ids=[token for piece in pieces for token in piece.token_ids],
             logprobs=self._logprobs(score for piece in pieces for score in piece.scores),
             prompt_token_ids=self._prompt_ids(),
+            prompt_logprobs=self._logprobs(score for piece in pieces for score in piece.prompt_scores),
             **self._ending(pieces[-1]),
         )
 
     def chunk(self, piece: Piece) -> inference_pb2.GenerateChunk | None:
         """None: the piece is held back, since it may be the beginning of a call."""
         events = self._events.of(piece)
-        if not (events or piece.token_ids or piece.scores or piece.finish_reason is not None):
+        if not (events or piece.token_ids or piece.scores or piece.prompt_scores or piece.finish_reason is not None):
             return None
         number, self._num_chunks = self._num_chunks, self._num_chunks + 1
         return inference_pb2.GenerateChunk(
@@ -60,6 +61,7 @@ class GrpcAnswer:
             token_ids=piece.token_ids,
             logprobs=self._logprobs(piece.scores),
             prompt_token_ids=() if number else self._prompt_ids(),
+            prompt_logprobs=self._logprobs(piece.prompt_scores),
             **(self._ending(piece) if piece.finish_reason is not None else {}),
         )
 

@@ -45,6 +45,7 @@ _MAX_WATCH_S = 60.0
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens", "add_special_tokens",
+    "prompt_logprobs",
 )  # fmt: skip
 _CACHE_USES = {
     inference_pb2.CACHE_USE_OFF: "off",

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from cluster.gateway.answers.logprobs import TextOffsets, completion_logprobs
+from cluster.gateway.answers.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 from cluster.gateway.answers.piece import Piece, joined
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
@@ -35,8 +35,9 @@ class AnswerWriter(ABC):
         for piece in pieces:
             by_choice[piece.choice].append(piece)
             self.totals.add(piece)
-        answer = self._object(self.kind, [self._whole_choice(joined(own)) for own in by_choice])
-        answer |= self._prompt_ids()
+        wholes = [joined(own) for own in by_choice]
+        answer = self._object(self.kind, [self._whole_choice(whole) for whole in wholes])
+        answer |= self._of_prompt(wholes[0])
         answer["usage"] = self.totals.usage()
         if self._prepared.call.wants_stats:
             answer["speculation"] = self.totals.speculation()
@@ -50,7 +51,7 @@ class AnswerWriter(ABC):
         self._begun.add(piece.choice)
         written = [self._object(self.chunk_kind, [choice]) for choice in self._chunk_choices(piece, is_first)]
         if is_first and written:
-            written[0] |= self._prompt_ids()
+            written[0] |= self._of_prompt(piece)
         if piece.finish_reason is not None:
             self._open_choices -= 1
         if usage != "none":
@@ -72,8 +73,8 @@ class AnswerWriter(ABC):
     def _chunk_choices(self, piece: Piece, is_first: bool) -> list[dict[str, Any]]:
         """One choice for each chunk. is_first: of its answer."""
 
-    def _prompt_ids(self) -> dict[str, list[int]]:
-        """Members of the answer itself, or of its first chunk."""
+    def _of_prompt(self, piece: Piece) -> dict[str, Any]:
+        """Members of the answer itself, or of its first chunk, about the prompt. piece: the first of a choice."""
         return {}
 
     def _choice(
@@ -113,6 +114,8 @@ class CompletionWriter(AnswerWriter):
         choice = self._choice(piece.choice, {"text": piece.text}, piece.finish_reason, piece)
         if is_first and self._prepared.call.wants_token_ids:
             choice["prompt_token_ids"] = self._prepared.requests[piece.choice].prompt_token_ids.tolist()
+        if self._prepared.call.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(piece.prompt_scores, self._strings)
         return [choice]
 
     def _logprobs(self, tokens: Piece) -> dict[str, Any]:

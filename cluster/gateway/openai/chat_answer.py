@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cluster.gateway.answers.chat_events import ChatEvents, new_call_id, text_of
-from cluster.gateway.answers.logprobs import chat_logprobs
+from cluster.gateway.answers.logprobs import chat_logprobs, prompt_logprobs
 from cluster.gateway.answers.piece import Piece
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.openai.answer import AnswerWriter
@@ -50,11 +50,14 @@ class ChatWriter(AnswerWriter):
     def _logprobs(self, tokens: Piece) -> dict[str, Any]:
         return chat_logprobs(tokens.scores, self._strings)
 
-    def _prompt_ids(self) -> dict[str, list[int]]:
+    def _of_prompt(self, piece: Piece) -> dict[str, Any]:
         """A chat has one prompt."""
-        if not self._prepared.call.wants_token_ids:
-            return {}
-        return {"prompt_token_ids": self._prepared.requests[0].prompt_token_ids.tolist()}
+        members: dict[str, Any] = {}
+        if self._prepared.call.wants_token_ids:
+            members["prompt_token_ids"] = self._prepared.requests[0].prompt_token_ids.tolist()
+        if self._prepared.call.prompt_logprobs is not None:
+            members["prompt_logprobs"] = prompt_logprobs(piece.prompt_scores, self._strings)
+        return members
 
 
 def calls_of(events: list[Event]) -> list[dict[str, Any]]:

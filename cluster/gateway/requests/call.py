@@ -36,6 +36,7 @@ class GenerationCall:
     shows_stop: bool = False  # the text ends with the stop string that ended it
     skip_special_tokens: bool = True  # in the text
     echo: bool = False  # the text begins with the prompt
+    prompt_logprobs: int | None = None  # so many of the likeliest tokens in each place of the prompt, beside the text
     hides_answer: bool = False  # only the prompt is of interest
     cache_salt: str = ""  # separates a part of the tenant's namespace, or with policy group finds others
     wants_padding: bool | None = None  # pads the chunks of a stream; None: as configured

@@ -9,7 +9,15 @@ from pydantic import Field
 
 from actors.errors import InvalidRequest
 from cluster.gateway.requests.call import GenerationCall
-from cluster.gateway.requests.schema import GenerationFields, ReasoningEffort, TextPart, make_call, text_of
+from cluster.gateway.requests.schema import (
+    GenerationFields,
+    PromptLogprobs,
+    ReasoningEffort,
+    TextPart,
+    make_call,
+    text_of,
+    with_prompt_logprobs,
+)
 from cluster.gateway.requests.tool_choice import MAX_TOOLS, AllowedFunctions, FunctionName, ToolFieldNames, tool_use_of
 from cluster.generation import NumNewTokens
 from cluster.text.chat_format import ChatFormat, ToolUse
@@ -104,6 +112,7 @@ class ChatBody(TemplateFields, GenerationFields):
     max_completion_tokens: NumNewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: PromptLogprobs = None  # of the rendered prompt's tokens
 
 
 def chat_call(body: ChatBody, chat_format: ChatFormat, timeout_s: float | None) -> GenerationCall:
@@ -120,6 +129,7 @@ def chat_call(body: ChatBody, chat_format: ChatFormat, timeout_s: float | None) 
         timeout_s=timeout_s,
     )
     call = replace(call, template=template_options(body, chat_format), tool_use=tool_use(body))
+    call = with_prompt_logprobs(call, body.prompt_logprobs, body.stream)
     return call if newer is None else replace(call, max_tokens_field="max_completion_tokens")
 
 

@@ -78,7 +78,6 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "media_io_kwargs": _only({}, reason="prompts are text"),
     "mm_processor_kwargs": _only({}, reason="prompts are text"),
     "priority": _only(0, reason="requests run in order of arrival"),
-    "prompt_logprobs": _only(False, reason="use echo with logprobs on /v1/completions"),
     "request_id": _ignored("the call's id is the header x-request-id"),
     "return_tokens_as_token_ids": _only(False, reason="return_token_ids adds token ids"),
     "spaces_between_special_tokens": _only(

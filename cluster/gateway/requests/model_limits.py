@@ -23,8 +23,11 @@ def check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> None
     if call.options.drafters is not None:
         _check_drafters(call.options.drafters, model)
     if model.max_side_len is not None and call.options.prompt_logprobs is not None:
-        limit = "an encoder-decoder model has no log-probabilities of its prompt; send it without echo"
-        raise InvalidRequest("logprobs", call.options.prompt_logprobs, limit, "unsupported_value")
+        name, instead = ("logprobs", "send it without echo")
+        if call.prompt_logprobs is not None:
+            name, instead = ("prompt_logprobs", "leave it out")
+        limit = f"an encoder-decoder model has no log-probabilities of its prompt; {instead}"
+        raise InvalidRequest(name, call.options.prompt_logprobs, limit, "unsupported_value")
     check_token_ids("stop_token_ids", call.options.stop_token_ids or (), model.vocab_size)
     check_token_ids("logit_bias", (token for token, _ in call.options.logit_bias), model.vocab_size)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from pydantic_core import from_json
 
 from actors.errors import InvalidRequest, Size
@@ -115,6 +115,9 @@ class GenerationFields(SamplingFields, ConstraintFields):
         return "every" if options.continuous_usage_stats else "last"
 
 
+# As vLLM's clients send it, of whom some write false for none.
+PromptLogprobs = Annotated[NumLogprobs | None, BeforeValidator(lambda value: None if value is False else value)]
+
 Item = TypeVar("Item")
 _Checked = Annotated[list[Item], Field(fail_fast=True)]  # the first wrong item ends the check
 
@@ -126,6 +129,7 @@ class CompletionBody(GenerationFields):
     add_special_tokens: bool | None = None  # null: true
     max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0: with echo
     logprobs: NumLogprobs | None = None
+    prompt_logprobs: PromptLogprobs = None  # of the prompt's tokens, and so many of the likeliest in their places
     echo: bool | None = None  # the text and its log-probabilities begin with the prompt
 
 
@@ -170,7 +174,19 @@ def completion_call(body: CompletionBody, timeout_s: float | None) -> Generation
     call = replace(call, echo=echo, hides_answer=max_tokens == 0)
     if echo and body.logprobs is not None:
         call = replace(call, options=call.options.model_copy(update={"prompt_logprobs": body.logprobs}))
+    call = with_prompt_logprobs(call, body.prompt_logprobs, body.stream)
     return call if body.add_special_tokens is None else replace(call, add_special_tokens=body.add_special_tokens)
+
+
+def with_prompt_logprobs(call: GenerationCall, count: int | None, stream: bool | None) -> GenerationCall:
+    """count: of the likeliest tokens; None: as it is. Raises InvalidRequest for a stream, which has no place for
+    them."""
+    if count is None:
+        return call
+    if stream:
+        raise InvalidRequest("prompt_logprobs", count, "a stream has none; leave out stream", "unsupported_value")
+    most = max(count, call.options.num_prompt_logprobs)
+    return replace(call, prompt_logprobs=count, options=call.options.model_copy(update={"prompt_logprobs": most}))
 
 
 def make_call(

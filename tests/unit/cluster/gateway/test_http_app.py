@@ -441,7 +441,20 @@ async def test_an_encoder_decoder_model_has_no_log_probabilities_of_its_prompt(c
     error = error_of(await complete(client, echo=True, logprobs=2), 400)
     assert (error["code"], error["param"]) == ("unsupported_value", "logprobs")
     assert "send it without echo" in error["message"]
+    error = error_of(await complete(client, prompt_logprobs=2), 400)
+    assert (error["code"], error["param"]) == ("unsupported_value", "prompt_logprobs")
     assert router.requests == []
+
+
+async def test_a_stream_has_no_log_probabilities_of_its_prompt(client, router):
+    for send in (complete, chat):
+        error = error_of(await send(client, stream=True, prompt_logprobs=0), 400)
+        assert (error["code"], error["param"]) == ("unsupported_value", "prompt_logprobs")
+        assert "leave out stream" in error["message"]
+        assert error_of(await send(client, prompt_logprobs=21), 400)["param"] == "prompt_logprobs"
+        assert error_of(await send(client, prompt_logprobs=True), 400)["param"] == "prompt_logprobs"
+    assert router.requests == []
+    assert "prompt_logprobs" not in (await complete(client, stream=True, prompt_logprobs=False)).text
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])

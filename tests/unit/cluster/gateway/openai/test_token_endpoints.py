@@ -4,6 +4,8 @@ Covers `cluster.gateway.tokenizing`, `cluster.gateway.openai.token_routes`, `clu
 parameters of gRPC that they share.
 """
 
+from dataclasses import replace
+
 import grpc
 import pytest
 
@@ -80,7 +82,8 @@ async def test_a_model_has_limits_and_abilities(client, stub):
     assert model == (await client.get("/v1/models/toy")).json()
     assert (model["max_model_len"], model["max_new_tokens"], model["max_requests"]) == (256, 128, 80)
     assert model["drafters"] == ["suffix", "draft_model"]
-    assert {"completion", "chat", "structured_outputs"} <= set(model["capabilities"])
+    assert {"completion", "chat", "responses", "messages", "tools"} <= set(model["capabilities"])
+    assert {"structured_outputs", "logprobs", "prompt_logprobs", "tokenize"} <= set(model["capabilities"])
     (found,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert {field.name: getattr(found, field.name) for field in found.DESCRIPTOR.fields} == {
         name: value for name, value in model.items() if name not in ("object", "owned_by")
@@ -89,7 +92,10 @@ async def test_a_model_has_limits_and_abilities(client, stub):
 
 async def test_a_model_without_a_chat_template_does_not_chat():
     service = GenerationService(EchoRouter(), toy_tokenizer(with_chat_template=False), MODEL, CONFIG)
-    assert "chat" not in service.card.capabilities
+    assert not {"chat", "responses", "messages", "tools"} & set(service.card.capabilities)
+    service.model = replace(service.model, max_side_len=9)
+    assert "prompt_logprobs" not in service.card.capabilities
+    assert "logprobs" in service.card.capabilities
 
 
 async def test_tokens_over_grpc(stub, client):
