@@ -125,6 +125,9 @@ class GatewayConfig(Options):
     """Seconds from a request to the end of its answer."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024
     """Size of the largest request that is read."""
+    max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
+    """HTTP connections of a proxy, of which each node has one. Beyond them, connections that wait for a request give
+    way; if there are none, new ones are refused (503)."""
     max_stops: Annotated[int, Field(ge=1, le=1024)] = 16
     """Stop strings of a request. OpenAI takes 4."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"

@@ -20,6 +20,7 @@ from cache_service.options import Options
 from cluster.config import GatewayConfig, TlsConfig
 from cluster.gateway.door import proxy_status
 from cluster.gateway.door.certificates import Certificates
+from cluster.gateway.door.http_limits import LimitedHttpProtocol
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.known_keys import KnownKeys
 
@@ -40,8 +41,12 @@ class FrontDoor(Options):
     """Address that gRPC listens on. null: every interface, as Serve does."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = GatewayConfig().max_body_bytes
     """As `gateway.max_body_bytes`."""
+    max_connections: Annotated[int, Field(ge=1)] = GatewayConfig().max_connections
+    """As `gateway.max_connections`."""
     asks_for_keys: bool = False
-    """Whether every call needs a key, so that nothing of one without is read."""
+    """Whether calls need a key, so that nothing of one without is read."""
+    may_be_open: bool = False
+    """With asks_for_keys: whether they need none until there is a registry."""
     tenants_file: Path | None = None
     """Registry of the keys that are known, an absolute path. null: any key counts as known."""
     tls: TlsConfig = TlsConfig()
@@ -54,14 +59,16 @@ class FrontDoor(Options):
         return cls(
             grpc_host=config.host,
             max_body_bytes=config.max_body_bytes,
-            asks_for_keys=access is not None and not access.may_be_open,
+            max_connections=config.max_connections,
+            asks_for_keys=access is not None,
+            may_be_open=access is not None and access.may_be_open,
             tenants_file=None if access is None else access.file,
             tls=TlsConfig(**files),
         )
 
     def known_keys(self) -> KnownKeys | None:
         """None: no keys are asked for."""
-        return KnownKeys(self.tenants_file) if self.asks_for_keys else None
+        return KnownKeys(self.tenants_file, self.may_be_open) if self.asks_for_keys else None
 
 
 _installed: FrontDoor | None = None
@@ -78,6 +85,7 @@ def install(door: FrontDoor) -> FrontDoor:
     certificates = Certificates(door.tls) if door.tls.certificate_file is not None else None
     # The proxy of a Ray cluster that was started without us, too.
     http_util.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH = MIDDLEWARES
+    LimitedHttpProtocol.max_connections = door.max_connections
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _HTTP_PROTOCOL
     constants.DEFAULT_GRPC_SERVER_OPTIONS[:] = grpc_server_options(door)
     # This service would list the applications to anybody; gRPC health tells how the server is.

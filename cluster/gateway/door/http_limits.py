@@ -1,4 +1,5 @@
-"""Limits of HTTP connections that uvicorn does not have: size and number of headers, and time for headers and body.
+"""Limits of HTTP connections that uvicorn does not have: their number, size and number of headers, and time for headers
+and body.
 
 What is beyond them is answered with an error object, as is what is not HTTP, and the connection ends.
 """
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cluster.gateway.errors import ErrorStatus
 
+MAX_CONNECTIONS = 500  # of a listener; each may hold MAX_HEADER_BYTES
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers
 MAX_HEADERS = 100
 HEADERS_WITHIN_S = 10.0
@@ -23,6 +25,7 @@ MIN_BODY_BYTES = 1024  # in each such period, or the rest
 _LINGER_S = 1.0  # after a refusal; what comes is dropped
 # Bytes of a body that are read after its answer: a client that still sends might not see the answer otherwise.
 _MAX_DROPPED_BYTES = 16 * 1024 * 1024
+_RETRY_AFTER_S = 1.0
 _FRAMING = 8  # bytes of chunked framing that a byte of body may have: chunks of one byte have 6
 
 
@@ -33,8 +36,11 @@ class _Refused(Exception):
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Serve's proxies and the listener of metrics use it: see `front_door`."""
 
+    max_connections = MAX_CONNECTIONS
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._waits_since = self.loop.time()  # for a request, or for the rest of one
         self._fed = 0  # bytes of the message that is being read
         self._header_bytes = 0
         self._body_bytes = 0
@@ -47,6 +53,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._has_client_certificate = bool(certificate)
         self._timer: asyncio.TimerHandle | None = None
         self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
+        if len(self.connections) > self.max_connections:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -111,6 +119,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._waits_since = self.loop.time()
         if self._in_headers and self._fed and self._is_answered and self._timer is None:  # the next request has begun
             self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
 
@@ -127,6 +136,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _is_answered(self) -> bool:
         """Whether all requests so far are."""
         return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        """The connection gives way that has waited longest for its client, first those that wait for headers; this
+        one, if all others are being answered."""
+        open_ones = [
+            one
+            for one in self.connections
+            if isinstance(one, LimitedHttpProtocol) and one is not self and not one.transport.is_closing()
+        ]
+        if len(open_ones) < self.max_connections:
+            return
+        waiting = [one for one in open_ones if one._is_waiting]
+        first = min(waiting, key=lambda one: (not one._in_headers, one._waits_since), default=self)
+        if first is self or first._has_begun:
+            first._refuse(_too_many_connections(self.max_connections), lingers=False)
+        else:
+            first.transport.close()
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether there is no whole request that is not answered."""
+        return self._is_answered or not self._in_headers
 
     def _headers_are_late(self) -> None:
         self._timer = None
@@ -146,8 +177,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         message = f"less than {MIN_BODY_BYTES} bytes of the body came within {BODY_PERIOD_S:g} s"
         self._refuse(_status(408, "request_timeout", message))
 
-    def _refuse(self, status: ErrorStatus) -> None:
-        """Answer for the application, unless it has begun to, and end the connection."""
+    def _refuse(self, status: ErrorStatus, lingers: bool = True) -> None:
+        """Answer for the application, unless it has begun to, and end the connection. lingers: so that a client that
+        still sends sees the answer."""
         self._stop_timer()
         if self._is_refused or self.transport.is_closing():
             return
@@ -158,13 +190,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         if not (is_answering and self.cycle.response_started):
             body = msgspec.json.encode(status.body())
-            headers = (
-                b"content-type: application/json\r\n"
-                b"content-length: %d\r\n"
-                b"connection: close\r\n\r\n" % len(body)
-            )  # fmt: skip
-            self.transport.write(STATUS_LINE[status.http] + headers + body)
-        if self.transport.can_write_eof():
+            headers = status.headers() | {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+            }
+            lines = "".join(f"{name.lower()}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(STATUS_LINE[status.http] + lines.encode() + b"\r\n" + body)
+        if lingers and self.transport.can_write_eof():
             # A close while more is coming would reset the connection, and the client would lose the answer.
             self.transport.write_eof()
             self.flow.resume_reading()
@@ -189,6 +222,17 @@ def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
 def _headers_too_large(what: str) -> ErrorStatus:
     limit = f"at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes are read"
     return _status(431, "headers_too_large", f"the request has {what}; {limit}")
+
+
+def _too_many_connections(most: int) -> ErrorStatus:
+    return ErrorStatus(
+        http=503,
+        grpc=grpc.StatusCode.UNAVAILABLE,
+        type="service_unavailable_error",
+        code="too_many_connections",
+        message=f"there are {most} connections, and more are not taken (gateway.max_connections)",
+        retry_after_s=_RETRY_AFTER_S,
+    )
 
 
 def _status(http: int, code: str, message: str) -> ErrorStatus:

@@ -164,7 +164,9 @@ spec:
 {{- $keys := and (ne "" .Values.tenants.existingSecret) (not $config.tenants.open) }}
 {{- $door := dict "asks_for_keys" $keys }}
 {{- if $keys }}{{ $_ := set $door "tenants_file" $config.tenants.file }}{{ end }}
-{{- with $config.gateway.max_body_bytes }}{{ $_ := set $door "max_body_bytes" (int .) }}{{ end }}
+{{- range $limit := list "max_body_bytes" "max_connections" }}
+{{- with get $config.gateway $limit }}{{ $_ := set $door $limit (int .) }}{{ end }}
+{{- end }}
 - {name: PACELINE_FRONT_DOOR, value: {{ $door | toJson | quote }}}
 - {name: RAY_LOG_TO_STDERR, value: "1"}
 - {name: HOME, value: /tmp/home}

@@ -674,6 +674,7 @@ KEYS_KNOWN = {"asks_for_keys": True, "tenants_file": "/etc/paceline/tenants/tena
         ({}, KEYS_KNOWN),
         ({"tenants": {"existingSecret": ""}}, {"asks_for_keys": False}),
         ({"config": {"gateway": {"max_body_bytes": 9_000_000}}}, {**KEYS_KNOWN, "max_body_bytes": 9_000_000}),
+        ({"config": {"gateway": {"max_connections": 70}}}, {**KEYS_KNOWN, "max_connections": 70}),
     ],
 )
 def test_proxies_are_told_what_they_let_in(values, told):

@@ -27,6 +27,7 @@ def look():
     config = uvicorn.Config(lambda: None, factory=True)
     config.load()
     default_impl.add_grpc_address(Server(), "[::]:9000")
+    print(config.http_protocol_class.max_connections)
     print(config.http_protocol_class.__name__, http_util.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)
     print(dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)["grpc.max_receive_message_length"])
     print([(one.kwargs["max_bytes"], one.kwargs["keys"] is not None) for one in found if "max_bytes" in one.kwargs])
@@ -40,7 +41,7 @@ look()
 @pytest.mark.whole
 def test_settings_come_from_the_environment_or_with_serves_options(tmp_path):
     access = TenantAccess(tmp_path / "tenants.json", may_be_open=False)
-    door = FrontDoor.of(GatewayConfig(host="127.0.0.7", max_body_bytes=100_000), access)
+    door = FrontDoor.of(GatewayConfig(host="127.0.0.7", max_body_bytes=100_000, max_connections=70), access)
     options = pickle.dumps(HostedGrpcOptions(front_door=door)).hex()
     environment = {**os.environ, SETTINGS_VARIABLE: '{"max_body_bytes": 200000}'}
     command = [sys.executable, "-c", LOOK, options]
@@ -48,10 +49,12 @@ def test_settings_come_from_the_environment_or_with_serves_options(tmp_path):
     protocol = "LimitedHttpProtocol cluster.gateway.door.proxy_errors.middlewares"
     assert done.stdout.splitlines() == [
         "[::]:9000",
+        "500",
         protocol,
         "265536",
         "[(200000, False)]",
         "127.0.0.7:9000",
+        "70",
         protocol,
         "165536",
         "[(100000, True)]",

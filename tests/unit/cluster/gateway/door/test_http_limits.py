@@ -100,6 +100,41 @@ async def test_requests_within_the_limits_are_answered_one_after_the_other(conne
     assert [await answer(reader), await answer(reader)] == [(200, b"100")] * 2
 
 
+async def test_beyond_the_limit_of_connections_the_one_that_waited_longest_gives_way(connect, released, monkeypatch):
+    monkeypatch.setattr(LimitedHttpProtocol, "max_connections", 3)
+    idle, unfinished, sending = [await connect() for _ in range(3)]
+    unfinished[1].write(b"POST / HTTP/1.1\r\nHost: a\r\n")
+    sending[1].write(POST + b"z")
+    idle[1].write(b"GET / HTTP/1.1\r\n\r\n")
+    assert await answer(idle[0]) == (200, b"0")  # and it waits from now on
+    for gone in (unfinished, idle, sending):  # of a body something has come
+        _, writer = await connect()
+        writer.write(b"GET /waits HTTP/1.1\r\n\r\n")
+        if gone is idle:
+            assert await asyncio.wait_for(idle[0].read(), 5) == b""
+        else:
+            assert await refusal(gone[0]) == (503, "too_many_connections")
+    released.set()
+
+
+async def test_connections_that_are_being_answered_do_not_give_way(connect, released, monkeypatch):
+    monkeypatch.setattr(LimitedHttpProtocol, "max_connections", 2)
+    busy = [await connect() for _ in range(2)]
+    for reader, writer in busy:
+        writer.write(b"GET /waits HTTP/1.1\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    for _ in range(3):
+        reader, writer = await connect()
+        head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in head
+        assert "gateway.max_connections" in json.loads(body)["error"]["message"]
+        writer.close()
+    released.set()
+    for reader, _ in busy:
+        assert await asyncio.wait_for(reader.readexactly(1), 5) == b"0"
+
+
 async def test_a_body_in_tiny_chunks_is_read(connect):
     reader, writer = await connect()
     writer.write(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nz\r\n" * 100_000 + b"0\r\n\r\n")
