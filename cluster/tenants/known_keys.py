@@ -1,17 +1,18 @@
-"""Whether a call's key is in the registry, for proxies, which let only such calls send their bodies. The gateway behind
-them authenticates."""
+"""Whether a call's key may be used, for proxies, which let only such calls send their bodies. The gateway behind them
+authenticates."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 
 from cluster.errors import ConfigError
-from cluster.tenants.errors import Unauthenticated
+from cluster.tenants.errors import TenantDisabled, Unauthenticated
 from cluster.tenants.gatekeeper import bearer_key
 from cluster.tenants.keys import key_digest
-from cluster.tenants.registry import Registry
+from cluster.tenants.registry import Registry, StoredKey, StoredTenant, now_utc
 from cluster.tenants.registry_file import RegistryFollower
 
 logger = logging.getLogger(__name__)
@@ -20,10 +21,13 @@ logger = logging.getLogger(__name__)
 class KnownKeys:
     """Follows the registry file. Where there is none, any key may be known."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, may_be_open: bool = False, clock: Callable[[], datetime] = now_utc) -> None:
+        """may_be_open: whether no key is asked for while there is no registry."""
+        self._may_be_open = may_be_open
+        self._clock = clock
         self._follower: RegistryFollower | None = None
         self._registry: Registry | None = None
-        self._digests: frozenset[bytes] = frozenset()
+        self._keys: dict[bytes, tuple[StoredKey, StoredTenant]] = {}  # by digest
         if file is None:
             return
         try:
@@ -33,17 +37,30 @@ class KnownKeys:
 
     def require(self, authorization: Iterable[str]) -> None:
         """authorization: all values of the header (HTTP) or metadata key (gRPC) of that name. Raises Unauthenticated
-        for a key that is missing or unknown."""
+        for a key that is missing, unknown or expired, TenantDisabled for a disabled tenant's."""
+        if self._may_be_open and self._current() is None:
+            return
         digest = key_digest(bearer_key(authorization))
-        # Looks again before it refuses: a gateway may have seen a new key within the last second.
-        if not self._may_be_known(digest) and not self._may_be_known(digest, afresh=True):
-            raise Unauthenticated("unknown_key")
+        try:
+            self._check(digest)
+        except (Unauthenticated, TenantDisabled):
+            # Looks again before it refuses: a gateway may have seen a new key within the last second.
+            self._check(digest, afresh=True)
 
-    def _may_be_known(self, digest: bytes, afresh: bool = False) -> bool:
-        registry = None if self._follower is None else self._follower.current(afresh)
+    def _check(self, digest: bytes, afresh: bool = False) -> None:
+        registry = self._current(afresh)
         if registry is None:
-            return True
+            return
         if registry is not self._registry:
-            self._digests = frozenset(bytes.fromhex(key.sha256) for one in registry.tenants for key in one.keys)
+            self._keys = {bytes.fromhex(key.sha256): (key, one) for one in registry.tenants for key in one.keys}
             self._registry = registry
-        return digest in self._digests
+        if digest not in self._keys:
+            raise Unauthenticated("unknown_key")
+        key, tenant = self._keys[digest]
+        if not key.is_live(self._clock()):
+            raise Unauthenticated("unknown_key")
+        if tenant.disabled:
+            raise TenantDisabled()
+
+    def _current(self, afresh: bool = False) -> Registry | None:
+        return None if self._follower is None else self._follower.current(afresh)

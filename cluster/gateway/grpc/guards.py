@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from cluster.gateway.errors import status_of
-from cluster.tenants.errors import Unauthenticated
+from cluster.tenants.errors import TenantDisabled, Unauthenticated
 from cluster.tenants.known_keys import KnownKeys
 
 
@@ -55,7 +55,7 @@ class _Service(grpc.ServiceRpcHandler):
             return method
         try:
             self._keys.require(value for name, value in call.invocation_metadata or () if name == "authorization")
-        except Unauthenticated as error:
+        except (Unauthenticated, TenantDisabled) as error:
             return _refusal(error)
         return method
 

@@ -1,6 +1,7 @@
 """How much of a body Serve's HTTP proxy reads: nothing without a known key, and no more than is allowed."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -96,6 +97,38 @@ async def test_with_an_unknown_key_the_client_is_not_read_and_the_gateway_refuse
     assert await ask(proxy, [line], [b"x" * 900], KnownKeys(tmp_path / "tenants.json"), path) == (401, 0)
     assert proxy.read == [0]
     assert [value for name, value in proxy.headers if name == b"authorization"] == [b"Bearer unknown"]
+
+
+async def test_with_an_expired_key_the_client_is_not_read(tmp_path):
+    admin = TenantAdministration(tmp_path / "tenants.json")
+    line = (b"authorization", f"Bearer {admin.add('first', {}).key}".encode())
+    admin.rotate("first", keep_old_for=timedelta(hours=1))
+    expires = admin.tenants()[0].keys[0].expires
+    for now, status, taken in ((expires - timedelta(seconds=1), 200, 1), (expires, 401, 0)):
+        keys = KnownKeys(tmp_path / "tenants.json", clock=lambda now=now: now)
+        proxy = Proxy(status)
+        assert await ask(proxy, [line], [b"x" * 900], keys) == (status, taken)
+    assert [value for name, value in proxy.headers if name == b"authorization"] == [b"Bearer unknown"]
+
+
+async def test_a_disabled_tenant_is_not_read_and_told_why(tmp_path):
+    admin = TenantAdministration(tmp_path / "tenants.json")
+    line = (b"authorization", f"Bearer {admin.add('first', {}).key}".encode())
+    keys = KnownKeys(tmp_path / "tenants.json")
+    assert await ask(Proxy(), [line], [b"x" * 900], keys) == (200, 1)
+    admin.change("first", {"disabled": True})
+    keys._current(afresh=True)
+    assert await ask(Proxy(), [line], [b"x" * 900], keys) == (403, 0)
+    admin.change("first", {"disabled": False})
+    assert await ask(Proxy(), [line], [b"x" * 900], keys) == (200, 1)  # at once
+
+
+async def test_a_cluster_that_is_open_until_there_is_a_registry_reads_keyless_bodies_until_then(tmp_path):
+    keys = KnownKeys(tmp_path / "tenants.json", may_be_open=True)
+    assert await ask(Proxy(), [], [b"x" * 900], keys) == (200, 1)
+    TenantAdministration(tmp_path / "tenants.json").add("first", {})
+    keys._current(afresh=True)
+    assert await ask(Proxy(status=401), [], [b"x" * 900], keys) == (401, 0)
 
 
 async def test_a_key_is_known_as_soon_as_it_is_in_the_registry(tmp_path):
