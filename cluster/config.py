@@ -84,7 +84,7 @@ class RouterConfig(Options):
 
 
 _HostName = Annotated[str, Field(min_length=1, max_length=253)]
-_ORIGIN = r"^(\*|https?://[^/\s]+)$"
+_ORIGIN = r"^(\*|(https?|[a-z]+-extension)://[^/\s]+)$"
 
 
 class TlsConfig(Options):
@@ -154,7 +154,8 @@ class GatewayConfig(Options):
     """Names in the Host header that are answered, without port; "*.example.com": all below; ["*"]: any. null: where
     host is a loopback address, its names and host itself; otherwise any. Probes are always answered."""
     cors_origins: tuple[Annotated[str, Field(pattern=_ORIGIN)], ...] = ()
-    """Origins of web pages that may call, such as https://app.example.com; ["*"]: any."""
+    """Origins of web pages that may call, such as https://app.example.com; ["*"]: any. Where allowed_hosts limits the
+    names, calls from other pages than the server's own are refused; elsewhere browsers keep answers from them."""
     tls: TlsConfig = TlsConfig()
     """TLS of http_port and grpc_port."""
 

@@ -31,6 +31,10 @@ class HostNotAllowed(InvalidRequest):
     """The Host header names a host that this server does not answer to."""
 
 
+class OriginNotAllowed(InvalidRequest):
+    """The call comes from a web page of an origin that is not allowed."""
+
+
 class NoClientCertificate(PacelineError):
     """The client has not shown a certificate, which `gateway.tls` asks for."""
 
@@ -93,6 +97,7 @@ _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | 
     (BodyTooLarge, 413, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "body_too_large", None),
     (UnknownEncoding, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_encoding", False),
     (HostNotAllowed, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "host_not_allowed", False),
+    (OriginNotAllowed, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "origin_not_allowed", False),
     (NoClientCertificate, 403, grpc.StatusCode.UNAUTHENTICATED, "permission_error", "no_client_certificate", False),
     (MetricsElsewhere, 404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "not_found", None),
     (NotJson, 415, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request_error", "unsupported_media_type", False),

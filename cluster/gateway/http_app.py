@@ -14,7 +14,7 @@ from actors.errors import PacelineError
 from cluster.config import GatewayConfig
 from cluster.gateway.door.error_answer import error_answer
 from cluster.gateway.door.hosts import HostRequired, allowed_hosts
-from cluster.gateway.door.origins import JsonRequired, cors
+from cluster.gateway.door.origins import JsonRequired, OriginRequired, cors
 from cluster.gateway.errors import ErrorStatus, status_of
 from cluster.gateway.http.middleware import HeadAsGet, KeyRequired, WithRequestId
 from cluster.gateway.http.openapi import document_of
@@ -52,7 +52,9 @@ def create_app(service: GenerationService, config: GatewayConfig, answers_reques
         open_paths |= PAGE_PATHS
     app.add_middleware(JsonRequired)
     app.add_middleware(KeyRequired, service=service, open_paths=open_paths)
-    app.add_middleware(HostRequired, allowed=allowed_hosts(config.allowed_hosts, config.host))
+    if hosts := allowed_hosts(config.allowed_hosts, config.host):
+        app.add_middleware(OriginRequired, allowed=config.cors_origins)
+        app.add_middleware(HostRequired, allowed=hosts)
     for one in cors(config):
         app.add_middleware(one.cls, *one.args, **one.kwargs)
     app.add_middleware(HeadAsGet)

@@ -3,6 +3,8 @@ browser asks first, and CORS answers for the configured origins alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -11,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from actors.logs import REQUEST_ID_HEADER
 from cluster.config import GatewayConfig
 from cluster.gateway.door.error_answer import error_answer
-from cluster.gateway.errors import NotJson, status_of
+from cluster.gateway.door.hosts import PROBE_PATHS
+from cluster.gateway.errors import NotJson, OriginNotAllowed, status_of
 
 
 def cors(config: GatewayConfig) -> list[Middleware]:
@@ -28,6 +31,32 @@ def cors(config: GatewayConfig) -> list[Middleware]:
             expose_headers=(REQUEST_ID_HEADER, "retry-after", "x-should-retry"),
         )
     ]
+
+
+class OriginRequired:
+    """ASGI middleware: refuses what pages of other origins send, except probes. What is no browser names no origin."""
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        """allowed: origins besides the server's own; "*": any."""
+        self._app = app
+        self._allowed = frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in PROBE_PATHS:
+            headers = Headers(scope=scope)
+            given = headers.getlist("origin")
+            if given and not (len(given) == 1 and self._is_allowed(given[0], headers.get("host", ""))):
+                limit = "only pages of this server may call it, and those of gateway.cors_origins"
+                error = OriginNotAllowed("Origin", ", ".join(given), limit)
+                await error_answer(status_of(error))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        if origin in self._allowed or "*" in self._allowed:
+            return True
+        scheme, _, authority = origin.partition("://")
+        return scheme in ("http", "https") and authority.lower() == host.lower()
 
 
 class JsonRequired:

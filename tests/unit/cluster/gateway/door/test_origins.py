@@ -75,6 +75,51 @@ async def test_without_origins_no_page_is_let_in(client):
     assert not [name for name in (*asked.headers, *answer.headers) if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize(
+    ("settings", "host", "origin", "is_answered"),
+    [
+        ({}, "127.0.0.1:8000", "http://127.0.0.1:8000", True),
+        ({}, "LOCALHOST:8000", "http://localhost:8000", True),
+        ({}, "[::1]:8000", "http://[::1]:8000", True),
+        ({}, "localhost", "https://localhost", True),  # something before the server ends TLS
+        ({}, "127.0.0.1:8000", APP, False),
+        ({}, "127.0.0.1:8000", "http://127.0.0.1:3000", False),
+        ({}, "127.0.0.1:8000", "http://localhost:8000", False),
+        ({}, "127.0.0.1:8000", "null", False),
+        ({}, "127.0.0.1:8000", "", False),
+        ({"cors_origins": [APP]}, "127.0.0.1:8000", APP, True),
+        ({"cors_origins": [APP]}, "127.0.0.1:8000", "https://other.example", False),
+        ({"cors_origins": ["*"]}, "127.0.0.1:8000", "https://other.example", True),
+        ({"cors_origins": ["chrome-extension://abc"]}, "127.0.0.1:8000", "chrome-extension://abc", True),
+        # A server that does not know its names does not know its origin either.
+        ({"host": "0.0.0.0"}, "behind.a.proxy", APP, True),
+        ({"host": "0.0.0.0", "allowed_hosts": ["llm.example"]}, "llm.example", APP, False),
+    ],
+)
+async def test_what_a_page_of_another_origin_sends_is_refused_before_work(
+    client, router, settings, host, origin, is_answered
+):
+    headers = {"Host": host, "Origin": origin, "Content-Type": "application/json"}
+    async with client(**settings) as http:
+        answer = await http.post("/v1/completions", content=BODY, headers=headers)
+        listed = await http.get("/v1/models", headers=headers)
+        probed = await http.get("/livez", headers=headers)
+    assert (answer.status_code == 200, listed.status_code == 200) == (is_answered, is_answered)
+    assert probed.status_code == 200
+    assert (router.requests != []) == is_answered
+    if not is_answered:
+        assert answer.status_code == 403
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("origin_not_allowed", "Origin")
+        assert "gateway.cors_origins" in error["message"]
+
+
+async def test_two_origins_are_refused(client):
+    lines = [("Origin", APP), ("Origin", APP), ("Content-Type", "application/json")]
+    async with client(cors_origins=[APP]) as http:
+        assert (await http.post("/v1/completions", content=BODY, headers=lines)).status_code == 403
+
+
 @pytest.fixture
 def gatekeeper(tmp_path):
     TenantAdministration(tmp_path / "tenants.json").add("a", {})
