@@ -13,7 +13,7 @@ from cluster.gateway.requests.schema import (
     GenerationFields,
     PromptLogprobs,
     ReasoningEffort,
-    TextPart,
+    TextContent,
     make_call,
     text_of,
     with_prompt_logprobs,
@@ -47,7 +47,7 @@ class ToolCall(StrictFields):
 
 class Message(StrictFields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: TextContent | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, Tag, ValidationError
 from pydantic_core import from_json
 
 from actors.errors import InvalidRequest, Size
@@ -19,6 +19,7 @@ from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.requests.constraints import Constraint, ConstraintFields, constraint_of
 from cluster.gateway.requests.foreign_fields import without_foreign
+from cluster.gateway.requests.unions import LIST, TEXT, text_or_list
 from cluster.gateway.requests.unknown_fields import unknown_field
 from cluster.generation import (
     HTTP_TEMPERATURE,
@@ -30,7 +31,7 @@ from cluster.generation import (
     SamplingFields,
 )
 from cluster.text.text_codec import Prompt
-from cluster.validation import StrictFields, counted, field_path, first_problem, shown, size_of
+from cluster.validation import StrictFields, counted, first_problem, shown, size_of
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
@@ -67,11 +68,14 @@ class TextPart(StrictFields):
     text: str
 
 
+TextContent = Annotated[Annotated[str, Tag(TEXT)] | Annotated[list[TextPart], Tag(LIST)], text_or_list("text parts")]
+
+
 class Prediction(StrictFields):
     """What the caller thinks will come out, as when known text is edited. It changes speed only."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: TextContent
 
 
 ReasoningEffort = Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")]  # chat templates decide which there are
@@ -318,11 +322,4 @@ def _invalid(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
     if top == "stop":
         limit = f"it must be a string or a list of strings, of 1 to {MAX_STOP_CHARS} characters each"
         return InvalidRequest("stop", shown(problem["input"]), limit)
-    if top == "prediction" and "content" in problem["loc"]:
-        return InvalidRequest(
-            "prediction.content", size_of(problem["input"]), "it must be a string or a list of text parts"
-        )
-    if top == "messages" and problem["loc"][-2:] == ("content", "str"):
-        field = field_path(problem["loc"][:3])
-        return InvalidRequest(field, size_of(problem["input"]), "content must be a string or a list of text parts")
     return first_problem(error)

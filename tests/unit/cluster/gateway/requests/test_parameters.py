@@ -26,6 +26,9 @@ def tokenizer():
     return tokenizer
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
 async def complete(client, **fields):
     return await toy_gateway.complete(client, **{"max_tokens": 8, **fields})
 
@@ -294,7 +297,15 @@ async def test_unknown_parameters_are_ignored_where_the_configuration_says_so(ro
         ({"messages": {"a": 1}}, "messages is an object with 1 field; it must be a list"),
         ({"temperature": {"a": 1}}, "temperature is an object with 1 field; it must be a number"),
         ({"messages": [{"role": "user", "content": "a"}] * 3 + [{"role": "user", "content": 5}]},
-         "messages[3].content is 5; content must be a string or a list of text parts"),
+         "messages[3].content is 5; it must be a string or a list of text parts"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
+         "messages[0].content[1].type is 'image_url'; it must be 'text'"),
+        ({"messages": [{"role": "user", "content": ["a"]}]},
+         "messages[0].content[0] is a string of 1 character; it must be a mapping"),
+        ({"messages": [{"role": "user", "content": {"type": "text", "text": "a"}}]},
+         "messages[0].content is an object with 2 fields; it must be a string or a list of text parts"),
+        ({"prediction": {"type": "content", "content": [IMAGE]}},
+         "prediction.content[0].type is 'image_url'; it must be 'text'"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
         ({"n": 1.5}, "n is 1.5; it must be a whole number"),
     ],
