@@ -351,7 +351,7 @@ async def test_a_bad_value_is_refused_naming_field_and_limit(client, router, fie
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user"}], "prompt": "x"}, "prompt"),
         ({"max_completion_tokens": 500}, "max_completion_tokens"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
