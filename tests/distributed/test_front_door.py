@@ -14,6 +14,7 @@ import grpc
 import httpx
 import psutil
 import pytest
+import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
@@ -117,6 +118,23 @@ def test_without_a_key_the_public_ports_tell_how_the_server_is_and_nothing_else(
     assert code_of(lambda: own.Healthz(serve_pb2.HealthzRequest())) is grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_what_proxies_refuse_themselves_is_counted_by_ray(door, channel):
+    def counted(code):
+        (node,) = [one for one in ray.nodes() if one["Alive"]]
+        page = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30).text
+        lines = [line for line in page.splitlines() if line.startswith("ray_paceline_door_refusals_total{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if f'code="{code}"' in line)
+
+    before = {code: counted(code) for code in ("headers_too_large", "body_too_large", "invalid_api_key")}
+    assert httpx.get(f"{door.url}/v1/models", headers={"X-Large": "x" * 70_000}).status_code == 431
+    large = {**door.headers, "Content-Type": "application/json"}
+    assert httpx.post(f"{door.url}/v1/completions", headers=large, content=b"x" * 5_000_000).status_code == 413
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    assert code_of(lambda: stub.Generate(inference_pb2.GenerateRequest(prompt="a"))) is grpc.StatusCode.UNAUTHENTICATED
+    for code, count in before.items():
+        wait_for(lambda code=code, count=count: counted(code) == count + 1, f"{code} to be counted")
+
+
 def test_metrics_of_all_gateways_are_on_their_own_port(door):
     page = httpx.get(f"http://127.0.0.1:{door.config.metrics_port}/metrics", timeout=30).text
     assert page.count("# TYPE paceline_generation_tokens_total counter") == 1
@@ -200,6 +218,19 @@ def test_abuse_without_a_key_costs_little_memory(door):
         assert all(answer == b"" or answer.startswith(b"HTTP/1.1 401 ") for answer in answers)
         assert any(answers)
     print(f"abuse: {memory.growth:.0f} MB")
+    assert memory.growth <= 50, f"{memory.growth:.0f} MB"
+
+
+def test_many_connections_cost_little_memory_and_keep_nobody_out(door):
+    head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 60_000
+    with Memory() as memory, contextlib.ExitStack() as connections:
+        for _ in range(3 * door.config.max_connections):
+            connection = connections.enter_context(
+                socket.create_connection(("127.0.0.1", door.config.http_port), timeout=30)
+            )
+            connection.sendall(head)
+        assert complete(door).status_code == 200
+    print(f"connections: {memory.growth:.0f} MB")
     assert memory.growth <= 50, f"{memory.growth:.0f} MB"
 
 

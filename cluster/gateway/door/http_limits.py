@@ -14,6 +14,7 @@ import grpc
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from cluster.gateway.door.refusals import count_refusal
 from cluster.gateway.errors import ErrorStatus
 
 MAX_CONNECTIONS = 500  # of a listener; each may hold MAX_HEADER_BYTES
@@ -184,6 +185,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
+        count_refusal(status.code)
         is_answering = not self._is_answered
         if is_answering:
             self.cycle.disconnected = True

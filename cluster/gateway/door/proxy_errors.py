@@ -19,6 +19,7 @@ from actors.logs import REQUEST_ID_HEADER, request_id_of
 from cluster.gateway.door import front_door
 from cluster.gateway.door.error_answer import error_answer, error_event
 from cluster.gateway.door.hosts import PROBE_PATHS
+from cluster.gateway.door.refusals import count_refusal
 from cluster.gateway.door.request_bodies import LimitBodies
 from cluster.gateway.errors import ErrorStatus, NoClientCertificate, internal_error, status_of
 
@@ -127,7 +128,9 @@ class ClosedRoutes:
                 return
             is_probe = path in PROBE_PATHS or path == _SERVE_PROBE
             if self._needs_certificate and not is_probe and not scope.get("state", {}).get("has_client_certificate"):
-                await error_answer(status_of(NoClientCertificate()))(scope, receive, send)
+                status = status_of(NoClientCertificate())
+                count_refusal(status.code)
+                await error_answer(status)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -8,9 +8,10 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from actors.errors import Size
+from actors.errors import PacelineError, Size
 from cluster.gateway.door.error_answer import error_answer
 from cluster.gateway.door.messages_face import authorization_of
+from cluster.gateway.door.refusals import count_refusal
 from cluster.gateway.errors import BodyTooLarge, status_of
 from cluster.tenants.errors import TenantDisabled, Unauthenticated
 from cluster.tenants.known_keys import KnownKeys
@@ -39,11 +40,11 @@ class LimitBodies:
             await self._app(_with_unknown_key(scope) if error.reason == "unknown_key" else scope, _NoBody(), send)
             return
         except TenantDisabled as error:
-            await error_answer(status_of(error))(scope, receive, send)
+            await _refuse(error, scope, receive, send)
             return
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
-            await self._refuse(counted(int(declared), "byte"), scope, receive, send)
+            await self._refuse_size(counted(int(declared), "byte"), scope, receive, send)
             return
         await self._call_with_limit(scope, receive, send)
 
@@ -67,11 +68,17 @@ class LimitBodies:
 
         await self._app(scope, receive_some, send_unless_refused)
         if size > self._max_bytes and not is_started:
-            await self._refuse(Size(f"more than {self._max_bytes} bytes"), scope, receive, send)
+            await self._refuse_size(Size(f"more than {self._max_bytes} bytes"), scope, receive, send)
 
-    async def _refuse(self, what: Size, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse_size(self, what: Size, scope: Scope, receive: Receive, send: Send) -> None:
         error = BodyTooLarge("body", what, f"at most {self._max_bytes} bytes are read")
-        await error_answer(status_of(error))(scope, receive, send)
+        await _refuse(error, scope, receive, send)
+
+
+async def _refuse(error: PacelineError, scope: Scope, receive: Receive, send: Send) -> None:
+    status = status_of(error)
+    count_refusal(status.code)
+    await error_answer(status)(scope, receive, send)
 
 
 class _NoBody:

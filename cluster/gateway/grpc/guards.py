@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from cluster.gateway.door.refusals import count_refusal
 from cluster.gateway.errors import status_of
 from cluster.tenants.errors import TenantDisabled, Unauthenticated
 from cluster.tenants.known_keys import KnownKeys
@@ -62,6 +63,8 @@ class _Service(grpc.ServiceRpcHandler):
 
 def _refusal(error: Exception) -> grpc.RpcMethodHandler:
     status = status_of(error)
+
+    count_refusal(status.code)
 
     async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(status.grpc, status.message)
