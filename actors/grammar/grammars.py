@@ -14,7 +14,7 @@ from actors.errors import InvalidRequest, Size
 from actors.grammar.checker import GrammarChecker
 from actors.grammar.limits import LIMITS
 from actors.grammar.matcher import GrammarMatcher
-from actors.grammar.refused_keywords import RefusedKeyword, refused_keyword, schema_of
+from actors.grammar.refused_keywords import RefusedKeyword, refused_keyword, schema_of, schema_within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +32,7 @@ class _Compiled:
     matcher: LLMatcher | None  # None: it cannot be compiled
     reason: str = ""  # why not
     keyword: RefusedKeyword | None = None  # of a JSON schema, which is why
+    is_schema: bool = False  # and the whole grammar is that schema
     uses_left: int = _MOST_USES
 
 
@@ -102,9 +103,10 @@ class Grammars:
             if not compiled.is_error():
                 return _Compiled(compiled)
             problem = compiled.get_error()
-        schema = schema_of(text)
+        whole = schema_of(text)
+        schema = schema_within(text, problem) if whole is None else whole
         keyword = None if schema is None else refused_keyword(problem, schema)
-        return _Compiled(None, _reason(problem), keyword, _FAILED_USES)
+        return _Compiled(None, _reason(problem), keyword, whole is not None, _FAILED_USES)
 
     def _vocabulary_of_model(self) -> _Vocabulary | str:
         with self._lock:
@@ -143,6 +145,9 @@ def _refusal(field: str, failed: _Compiled) -> InvalidRequest:
     limit = f"it cannot be compiled: {failed.reason}"
     if failed.keyword is None:
         return InvalidRequest(field, Size("a constraint"), limit)
+    if not failed.is_schema:  # it is one of several
+        place = failed.keyword.part.place("schema", failed.keyword.keyword)
+        return InvalidRequest(field, Size("a constraint"), f"{limit} ({place})")
     value = failed.keyword.value
     if not isinstance(value, (str, int, float)) or len(repr(value)) > _MOST_VALUE_CHARS:
         value = Size("given")

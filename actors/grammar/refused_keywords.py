@@ -13,6 +13,8 @@ from actors.grammar.schema_parts import SchemaPart, schema_parts
 
 _Holds = Callable[[Any, str], bool]  # whether the value of a keyword is what a message complains of
 
+_PLACE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
+
 # What a message says, the keyword, and whether that keyword's value is meant.
 _COMPLAINTS: tuple[tuple[re.Pattern[str], str | None, _Holds], ...] = (
     (re.compile(r'Unimplemented keys: \["([^"]+)"'), None, lambda value, key: True),
@@ -48,9 +50,24 @@ def schema_of(grammar: str) -> dict[str, Any] | None:
     return schema if isinstance(schema, dict) else None
 
 
+def schema_within(grammar: str, problem: str) -> dict[str, Any] | None:
+    """The JSON schema in a grammar in Lark's notation that a message of llguidance is about, by the line that it names.
+    None: it names none with a schema."""
+    found = _PLACE.match(problem.strip())
+    lines = grammar.split("\n")
+    if found is None or int(found[1]) > len(lines):
+        return None
+    _, is_json, rest = lines[int(found[1]) - 1].partition("%json ")
+    try:
+        schema = json.JSONDecoder().raw_decode(rest)[0] if is_json else None
+    except (ValueError, RecursionError):
+        return None
+    return schema if isinstance(schema, dict) else None
+
+
 def refused_keyword(problem: str, schema: dict[str, Any]) -> RefusedKeyword | None:
     """What a message of llguidance is about. None: it does not tell, or nothing in the schema is like it."""
-    return next(_candidates(problem.strip(), schema), None)
+    return next(_candidates(_PLACE.sub("", problem.strip(), count=1), schema), None)
 
 
 def _candidates(problem: str, schema: dict[str, Any]) -> Iterator[RefusedKeyword]:

@@ -103,6 +103,15 @@ def test_a_property_with_the_name_of_a_keyword_is_not_blamed() -> None:
     assert error.value.field == "f.properties.a.not"
 
 
+def test_a_schema_among_others_in_a_grammar_is_named_with_its_place() -> None:
+    rules = [f"a_{index}: {json_rule(within(part), True)}" for index, part in enumerate(({}, {"not": {}}))]
+    for before in ("", "%llguidance {}\n"):
+        with pytest.raises(InvalidRequest, match="Unimplemented keys") as error:
+            GRAMMARS.matcher(before + "\n".join([*rules, "start: a_0 | a_1"]), "tools")
+        assert error.value.field == "tools"
+        assert str(error.value).endswith("(schema.properties.a.items.not)")
+
+
 def test_places_are_short() -> None:
     schema: dict[str, Any] = {"not": {}}
     for _ in range(30):
