@@ -109,6 +109,9 @@ def _lark_text(grammar: str, field: str) -> str:
     """Lark as it is, GBNF converted, which takes time that is quadratic in the number of rules."""
     from llguidance import LLMatcher, grammar_from
 
+    if grammar.lstrip().startswith("{"):  # llguidance would take it for its own format, past the checks of schemas
+        limit = "it must be in the notation of Lark or of GBNF; a JSON schema is sent as one"
+        raise InvalidRequest(field, counted(len(grammar), "character"), limit)
     lines = [line.rstrip() for line in grammar.splitlines() if line.strip()]
     if not any("::=" in line for line in lines):
         return LLMatcher.grammar_from_lark(grammar)

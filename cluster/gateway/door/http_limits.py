@@ -1,5 +1,5 @@
-"""Limits of HTTP connections that uvicorn does not have: their number, size and number of headers, and time for headers
-and body.
+"""Limits of HTTP connections that uvicorn does not have: their number, size and number of headers, and time for headers,
+for the body and for reading the answer.
 
 What is beyond them is answered with an error object, as is what is not HTTP, and the connection ends.
 """
@@ -23,6 +23,10 @@ MAX_HEADERS = 100
 HEADERS_WITHIN_S = 10.0
 BODY_PERIOD_S = 10.0
 MIN_BODY_BYTES = 1024  # in each such period, or the rest
+# An answer that nobody reads would stay in memory for ever. The system's buffers of a connection, some megabytes, are
+# refilled in large portions: a period that is much shorter would end slow readers, too.
+READ_PERIOD_S = 300.0
+MIN_READ_BYTES = 16 * 1024  # of an answer in each such period, or the rest, once those buffers are full
 _LINGER_S = 1.0  # after a refusal; what comes is dropped
 # Bytes of a body that are read after its answer: a client that still sends might not see the answer otherwise.
 _MAX_DROPPED_BYTES = 16 * 1024 * 1024
@@ -53,12 +57,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         certificate = transport.get_extra_info("peercert")
         self._has_client_certificate = bool(certificate)
         self._timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None  # while the client is behind with its answer
+        self._unread_bytes = 0  # at the last look
         self._start_timer(HEADERS_WITHIN_S, self._headers_are_late)
         if len(self.connections) > self.max_connections:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_reading_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -75,6 +82,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(_headers_too_large(f"headers of more than {MAX_HEADER_BYTES} bytes"))
         elif not self._in_headers and self._fed - self._body_bytes > 2 * MAX_HEADER_BYTES + _FRAMING * self._body_bytes:
             self._refuse(_status(400, "invalid_http", "the framing of the body is longer than the body"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._reading_timer = self.loop.call_later(READ_PERIOD_S, self._look_at_reading)
+
+    def resume_writing(self) -> None:
+        self._stop_reading_timer()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -215,6 +231,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _look_at_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if self._unread_bytes - unread < MIN_READ_BYTES:
+            self._reading_timer = None
+            self.transport.abort()
+            return
+        self._unread_bytes = unread
+        self._reading_timer = self.loop.call_later(READ_PERIOD_S, self._look_at_reading)
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
 
 def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -113,8 +113,8 @@ class _Answer:
 
 
 class ClosedRoutes:
-    """ASGI middleware: Serve's own routes are closed, except the one that KubeRay probes. With `needs_certificate`, all
-    but probes is closed to clients without a certificate."""
+    """ASGI middleware: Serve's own routes are closed, except the one that KubeRay probes, and so is what is no path,
+    such as "*". With `needs_certificate`, all but probes is closed to clients without a certificate."""
 
     def __init__(self, app: ASGIApp, needs_certificate: bool) -> None:
         self._app = app
@@ -123,7 +123,7 @@ class ClosedRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"]
-            if path.startswith("/-/") and path != _SERVE_PROBE:
+            if (path.startswith("/-/") and path != _SERVE_PROBE) or not path.startswith("/"):
                 await error_answer(_not_found(path))(scope, receive, send)
                 return
             is_probe = path in PROBE_PATHS or path == _SERVE_PROBE

@@ -7,7 +7,8 @@ import io
 import zlib
 
 import zstandard
-from starlette.requests import Request
+from ray.exceptions import RayError
+from starlette.requests import ClientDisconnect, Request
 
 from actors.errors import InvalidRequest, Size
 from cluster.gateway.errors import BodyTooLarge, UnknownEncoding
@@ -22,8 +23,8 @@ _READ_BYTES = 1 << 16
 async def read_body(request: Request, limit: int) -> bytes:
     """The body without its content encoding, at most `limit` bytes of it, as sent and decompressed.
 
-    Raises BodyTooLarge without reading the rest, UnknownEncoding, or InvalidRequest for data that is not compressed as
-    the header says.
+    Raises BodyTooLarge without reading the rest, UnknownEncoding, ClientDisconnect, or InvalidRequest for data that is
+    not compressed as the header says.
     """
     encoding = _encoding_of(request)
     data = await _read(request, limit)
@@ -50,11 +51,14 @@ async def _read(request: Request, limit: int) -> bytes:
         raise _too_large(int(declared), limit)
     parts = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(None, limit)
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise _too_large(None, limit)
+            parts.append(part)
+    except RayError:  # of Serve's proxy, which is asked for each part: it has lost the client, or has ended
+        raise ClientDisconnect from None
     return b"".join(parts)
 
 

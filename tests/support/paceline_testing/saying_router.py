@@ -28,6 +28,10 @@ class SayingRouter(EchoRouter):
 
     def __init__(self, text: str, chunk_tokens: int = 3) -> None:
         super().__init__(chunk_tokens)
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """From the next request on."""
         self._said = [*make_byte_tokenizer().encode(text), EOS]
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:

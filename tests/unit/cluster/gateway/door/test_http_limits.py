@@ -42,6 +42,12 @@ async def connect(seen, released):
                 break
         seen.append((body, message["type"]))
         text = str(len(body)).encode()
+        if scope["path"] == "/large":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for part in range(40):
+                await send({"type": "http.response.body", "body": bytes(1_000_000), "more_body": part < 39})
+            seen.append("large")
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
         if scope["path"] == "/waits":
             await released.wait()
@@ -244,6 +250,31 @@ async def flood(writer):
     for _ in range(1000):
         writer.write(b"z" * 300_000)
         await writer.drain()
+
+
+async def test_a_client_that_does_not_read_its_answer_loses_the_connection(connect, seen, monkeypatch):
+    monkeypatch.setattr(http_limits, "READ_PERIOD_S", 0.2)
+    reader, writer = await connect()
+    writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+    await until(lambda: "large" in seen)  # which no longer waits for the client
+    size = 0
+    while part := await asyncio.wait_for(reader.read(1 << 20), 5):
+        size += len(part)
+    assert size < 30_000_000  # what was on the way
+
+
+async def test_a_client_that_reads_slowly_gets_its_whole_answer(connect, monkeypatch):
+    monkeypatch.setattr(http_limits, "READ_PERIOD_S", 0.5)
+    reader, writer = await connect()
+    writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+    size, begun = 0, asyncio.get_running_loop().time()
+    while part := await asyncio.wait_for(reader.read(1 << 20), 5):
+        size += len(part)
+        if part.endswith(b"0\r\n\r\n"):
+            break
+        await asyncio.sleep(0.005)
+    assert size > 40_000_000
+    assert asyncio.get_running_loop().time() - begun > 0.6  # longer than an answer may wait
 
 
 @pytest.mark.parametrize("early", [b"\r\n", b"GET / HTTP/1.1\r\nX"])

@@ -144,7 +144,15 @@ async def test_plain_texts_of_the_proxy_become_error_objects(status, wanted):
 
 @pytest.mark.parametrize(
     ("path", "is_open"),
-    [("/-/routes", False), ("/-/healthz", True), ("/-/", False), ("/-/healthz/", False), ("/v1/models", True)],
+    [
+        ("/-/routes", False),
+        ("/-/healthz", True),
+        ("/-/", False),
+        ("/-/healthz/", False),
+        ("/v1/models", True),
+        ("*", False),  # of no application, which Serve says as it does before there is one
+        ("", False),
+    ],
 )
 async def test_serves_own_routes_are_closed_but_for_its_probe(path, is_open):
     answer = [{**START, "headers": []}, {"type": "http.response.body", "body": b"success"}]

@@ -8,8 +8,11 @@ import zlib
 
 import pytest
 import zstandard
+from ray.exceptions import ActorDiedError, TaskCancelledError
+from starlette.requests import ClientDisconnect, Request
 
 from cluster.config import GatewayConfig
+from cluster.gateway.http.request_body import read_body
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from paceline_testing.echo_gateway import gateway_client
@@ -118,3 +121,15 @@ async def test_a_frame_that_needs_a_large_window_is_refused(client):
     parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=0)
     content = zstandard.ZstdCompressor(compression_params=parameters).compressobj().compress(BODY)
     assert error_of(await post(client, content + b"x", "zstd"), 400)["code"] == "invalid_encoding"
+
+
+@pytest.mark.parametrize("error", [TaskCancelledError(), ActorDiedError()])
+async def test_a_proxy_that_cannot_say_more_of_a_body_means_that_the_client_is_gone(error):
+    """Serve's replica asks its proxy for a body, which fails with Ray's errors where client or proxy have left."""
+
+    async def receive():
+        raise error
+
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    with pytest.raises(ClientDisconnect):
+        await read_body(request, LIMIT)

@@ -130,3 +130,12 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str, reason: str)
 def test_constraints_become_grammars(constraint: dict[str, Any], parts: list[str]) -> None:
     text = StructuredOutputs.model_validate(constraint).grammar_text("test")
     assert all(part in text for part in parts)
+
+
+@pytest.mark.parametrize(
+    "grammar", ["{{ x }}", "{}", ' \n{"grammars": []}', '\u2028{"grammars": [{"json_schema": {}}]}']
+)
+def test_a_grammar_in_the_librarys_own_json_is_refused(grammar: str) -> None:
+    """It would be followed without the checks of schemas, and fail where it becomes a part of another."""
+    with pytest.raises(InvalidRequest, match="notation of Lark or of GBNF"):
+        StructuredOutputs(grammar=grammar).grammar_text("test")
