@@ -14,6 +14,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
     FREE_ROW,
+    RoundMasks,
     SamplingParams,
     SequenceDelta,
     SequenceStart,
@@ -90,7 +91,7 @@ class Rounds:
     def step(self, nodes: int | None = None, num_successors: int = 0) -> list[Any]:
         """What a round says: its verdicts and successors."""
         self.number += 1
-        items, trees = [], {}
+        items, masks, trees = [], [], {}
         for seq_id, text in self.texts.items():
             sent = self.sent[seq_id]
             begin = None
@@ -102,9 +103,10 @@ class Rounds:
             trees[seq_id] = tokens
             delta = SequenceDelta(seq_id, sent, np.array(text[sent:], np.int32))
             self.sent[seq_id] = len(text)
-            masks = self.masks(1 + count)
-            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin, masks=masks))
-        result = self.engine.verify(VerifyBatch(self.number, items, num_successors=num_successors))
+            masks.append(self.masks(1 + count))
+            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin))
+        batch = VerifyBatch(self.number, items, num_successors=num_successors, masks_follow=self.masks_rows)
+        result = self.engine.verify(batch, lambda: RoundMasks(self.number, masks))
         check_integrity(self.engine)
         said: list[Any] = []
         for verdict in result.verdicts:

@@ -68,7 +68,7 @@ def test_masks_and_pruning_are_those_of_each_path_alone(case: tuple[str, list[in
     grammars, vocab_size, _ = toy_grammars()
     matcher = standing_behind(text, answer)
     expected = [allowed_after(grammars, text, answer + path) for path in [[], *paths_of(tree)]]
-    masks = matcher.masks(tree)
+    masks = matcher.masks(tree).masks
     words = masks.words.reshape(-1, -(-vocab_size // 32))
     assert len({row.tobytes() for row in words}) == len(words)
     for index, allowed in zip(masks.index.tolist(), expected, strict=True):
@@ -90,7 +90,7 @@ def test_masks_and_pruning_are_those_of_each_path_alone(case: tuple[str, list[in
         assert allowed_after(grammars, text, answer + path[:-1]).tolist() == [path[-1]]
         assert path[:1] in kept  # behind a node that was there
     assert matcher.allowed_tokens().tolist() == expected[0].tolist()  # it stands where it stood
-    assert matcher.masks(tree).index.tolist() == masks.index.tolist()
+    assert matcher.masks(tree).masks.index.tolist() == masks.index.tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,7 +113,7 @@ def test_an_answer_that_cannot_go_on_is_complete_and_only_its_end_may_follow() -
     assert matcher.is_complete
     assert matcher.allowed_tokens().tolist() == [eos]
     assert matcher.forced_tokens() == []
-    assert unpacked(matcher.masks(DraftTree.empty()).words, vocab_size).tolist() == [eos]
+    assert unpacked(matcher.masks(DraftTree.empty()).masks.words, vocab_size).tolist() == [eos]
 
 
 def toy_text(token: int) -> str:
@@ -136,7 +136,7 @@ def test_more_columns_than_tokens_are_never_allowed() -> None:
     assert vocab_size == width + 45
     matcher = grammars.matcher(GRAMMARS["any object"])
     assert matcher.allowed_tokens().max() < width
-    assert len(matcher.masks(DraftTree.empty()).words) % -(-vocab_size // 32) == 0
+    assert len(matcher.masks(DraftTree.empty()).masks.words) % -(-vocab_size // 32) == 0
 
 
 @pytest.mark.parametrize(
