@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
+from actors.grammar import grammars as grammars_module
 from actors.grammar.grammars import Grammars
 from actors.grammar.matcher import GrammarMatcher, TreeMasks
 from actors.messages import FREE_ROW, TokenMasks
@@ -29,7 +30,7 @@ from cluster.offline.engine import LocalEngine
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
 from paceline_testing.chi_square import chi_square_tail
-from paceline_testing.grammar_cases import PERSON, allowed_after
+from paceline_testing.grammar_cases import HARD_TAIL, PERSON, allowed_after, few_items
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
 
 EOS = 256
@@ -256,6 +257,39 @@ def test_masks_that_are_too_complex_behind_a_node_cost_what_is_drawn_there(
     assert [(answer.token_ids, answer.finish_reason) for answer in answers] == wanted
     assert all(len(answer.token_ids) <= (1 + num_masked) * answer.rounds for answer in answers)
     assert sum(answer.draft_tokens for answer in answers) > (1 + num_masked) * sum(answer.rounds for answer in answers)
+
+
+@pytest.mark.parametrize("most_items", [4, 10, 15])
+def test_an_answer_that_becomes_too_complex_has_the_same_tokens_with_drafts_beyond_that_place(
+    models, drafts_pay, monkeypatch, most_items
+):
+    """The limit is a real one: masks fail behind a draft's nodes first, then behind the answer itself."""
+    monkeypatch.setattr(grammars_module, "LIMITS", few_items(most_items))
+    unmasked: list[int] = []
+    masks = GrammarMatcher.masks
+
+    def noted(self: GrammarMatcher, tree: DraftTree) -> TreeMasks:
+        found = masks(self, tree)
+        unmasked.append(found.num_unmasked)
+        return found
+
+    monkeypatch.setattr(GrammarMatcher, "masks", noted)
+    local = engine(models, ("prediction",))
+
+    def delivered(index: int, *predictions: list[int]) -> list[int]:
+        tokens: list[int] = []
+        options = {"structured_outputs": {"grammar": HARD_TAIL}, "max_new_tokens": 30, "ignore_eos": True}
+        pieces = local.stream(PROMPTS[index], predictions=predictions, temperature=1.0, seed=index, **options)
+        with pytest.raises(InvalidRequest, match="too complex to be followed"):
+            tokens.extend(token for piece in pieces for token in piece.token_ids)
+        return tokens
+
+    plain = [delivered(index) for index in range(len(PROMPTS))]
+    assert all(plain)
+    assert not any(unmasked)
+    tails = make_byte_tokenizer().encode("ccxaaa")
+    assert [delivered(index, [*tokens, *tails]) for index, tokens in enumerate(plain)] == plain
+    assert any(unmasked)
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
