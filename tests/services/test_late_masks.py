@@ -124,7 +124,10 @@ async def text_of(seq_id: int, ask: Ask) -> list[int]:
     raise AssertionError("the text does not come to an end")
 
 
-async def text_over_link(address: LinkAddress, seq_id: int, late_s: float = 0.0, pause_s: float = 0.0) -> list[int]:
+async def text_over_link(
+    address: LinkAddress, seq_id: int, late_s: float = 0.0, goes_on: asyncio.Event | None = None
+) -> list[int]:
+    """late_s: what masks take. goes_on: waited for in the middle of the text."""
     with closing(AsyncLink(address, ROUTER_KEYS)) as link:
 
         async def ask(batch: VerifyBatch, masks: MasksSource) -> Answer:
@@ -132,7 +135,8 @@ async def text_over_link(address: LinkAddress, seq_id: int, late_s: float = 0.0,
                 time.sleep(late_s)
                 return masks()
 
-            await asyncio.sleep(pause_s)
+            if goes_on is not None and batch.round_id == 6:
+                await goes_on.wait()
             return await link.call(batch, PATIENCE_S, late)  # type: ignore[return-value]
 
         return await text_of(seq_id, ask)
@@ -247,13 +251,14 @@ def die_before_masks(address: LinkAddress, keys: LinkKeys) -> None:
 @pytest.mark.parametrize("kind", [TargetEngine, SlowDevice])
 async def test_a_router_that_dies_before_its_masks_costs_the_others_a_few_seconds(model, kind) -> None:
     with serving(engine_of(model, kind)) as (loop, server):
-        other = asyncio.create_task(text_over_link(server.address, 3, pause_s=0.5))
+        died = asyncio.Event()
+        other = asyncio.create_task(text_over_link(server.address, 3, goes_on=died))
         processes = multiprocessing.get_context("spawn")
         dying = processes.Process(target=die_before_masks, args=(server.address, ROUTER_KEYS))
         dying.start()
         await asyncio.to_thread(until, lambda: not dying.is_alive())
         assert dying.exitcode == -signal.SIGKILL
-        assert not other.done()
+        died.set()
         began = time.monotonic()
         again = await text_over_link(server.address, 4)
         assert 0.5 * MASKS_TIMEOUT_S < time.monotonic() - began < MASKS_TIMEOUT_S + 5.0
