@@ -2,13 +2,15 @@
 
 Rules: the router is the only truth about committed tokens and workers hold copies; a receiver whose length
 differs from `SequenceDelta.start` answers with the sequence in `stale_seq_ids` and is sent it again from 0;
-an empty draft tree is always valid; one message per worker and round. Arrays are numpy int32 or float32.
+an empty draft tree is always valid; one message per worker and round, except for masks, which follow their batch.
+Arrays are numpy int32 or float32.
 
 Encoding is msgpack (msgspec), arrays as extension types. `codec.py` in `actors/links` frames and versions it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -16,7 +18,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -226,7 +228,6 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
-    masks: TokenMasks | None = None  # None: no grammar
 
     @property
     def tree(self) -> DraftTree:
@@ -238,6 +239,18 @@ class VerifyBatch(msgspec.Struct, frozen=True, array_like=True, tag="verify"):
     items: list[VerifyItem]
     finished: list[int] = []  # sequences to free before anything else
     num_successors: int = 0  # most probable next tokens wanted of every row with logits; 0: none
+    masks_follow: bool = False  # a `RoundMasks` comes next, which no token may be drawn without
+
+
+class RoundMasks(msgspec.Struct, frozen=True, array_like=True, tag="masks"):
+    """The masks of a batch, which the router computes while the target computes the rows. It has no answer."""
+
+    round_id: int
+    masks: list[TokenMasks | None]  # of each item of the batch; None: no grammar
+
+
+# Gives the masks of one batch. It may block until they are there; raises LinkError if they do not come in time.
+MasksSource = Callable[[], RoundMasks]
 
 
 class AheadItem(msgspec.Struct, frozen=True, array_like=True):
@@ -328,7 +341,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     reason: str
 
 
-Message = Hello | WorkerInfo | Failure | DraftBatch | DraftResult | VerifyBatch | VerifyAhead | VerifyResult
+Message = (
+    Hello | WorkerInfo | Failure | DraftBatch | DraftResult | VerifyBatch | RoundMasks | VerifyAhead | VerifyResult
+)
 
 _EXT_INT32, _EXT_FLOAT32 = 1, 2
 _EXT_OF_DTYPE = {np.dtype(np.int32): _EXT_INT32, np.dtype(np.float32): _EXT_FLOAT32}

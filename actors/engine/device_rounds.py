@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from actors.engine.arena import Part
+from actors.engine.arena import Arena, Part, Views, Written
 from actors.engine.batch import NODES_OF_A_WORD, num_words
 from actors.engine.device_inputs import SAMPLING_PLACE, DeviceInputs, Shape
 from actors.engine.draws import Draws, Emitted
@@ -34,6 +34,7 @@ from actors.sampling.row_masks import RowMasks, mask_logits
 from actors.sampling.rows import RowSampling
 
 _NO_WORDS = np.empty(0, np.int64)
+_NOTHING_WRITTEN = Written(0, Views([]), lambda words: None)
 
 
 class _Shape(NamedTuple):
@@ -48,7 +49,6 @@ class _Shape(NamedTuple):
     is_sharded: bool  # ranks draw from their shares of the vocabulary
     leaders: int  # with is_sharded: scores that each rank sends of a row, see `num_leaders`
     table: int  # generation of the table of adjustments
-    is_masked: bool  # grammars mask rows
 
 
 class _Launched(NamedTuple):
@@ -80,6 +80,7 @@ class DeviceRounds:
         self.draw_on_all_ranks = runner.vocabulary_shard is not None
         self._table = AdjustmentTable(runner.device)
         self._host_copy = HostCopy(runner.device)
+        self._mask_arena = Arena(runner.device)
         self._written = _NO_WORDS  # int64: what was sent last, on the host
 
     def begin(self, round: PlannedRound, draws: Draws | None) -> BegunOnDevice | None:
@@ -94,9 +95,14 @@ class DeviceRounds:
             return None
         self._table.assign(sampling_addresses(round.items) if sizes.adjusted else _NO_WORDS)
         shape_sent = self._shape_of(round, sizes, is_drawn=True)
-        inputs = self._send(round, shape_sent, sizes.most_rows, _mask_parts(draws.masks, shape_sent.logits))
+        inputs = self._send(round, shape_sent, sizes.most_rows)
         shape = self._draws_of(draws, sizes)
-        launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
+        if draws.masks is None:
+            launched = self._runner.launch(inputs, shape, lambda: self._launch(inputs, shape), may_record=may_record)
+        else:
+            # The device computes the rows while the host waits for the masks. Draws within them are not recorded.
+            logits = self._runner.launch(inputs, None, lambda: self._runner.compute(inputs), may_record=may_record)
+            launched = self._draw(logits, inputs, shape, draws.masks())
         return BegunOnDevice(round, draws, sizes, inputs, shape, launched)
 
     def read(self, begun: BegunOnDevice | None) -> Emitted | None:
@@ -146,11 +152,11 @@ class DeviceRounds:
 
         return write
 
-    def _send(self, round: PlannedRound, shape: Shape, most_rows: int, masks: list[Part]) -> DeviceInputs:
+    def _send(self, round: PlannedRound, shape: Shape, most_rows: int) -> DeviceInputs:
         """As `ModelRunner.send_round`; brings the table of adjustments up to date."""
         updates = [Part(array, array.shape) for array in self._table.updates if len(array)]
         writing = self._writing(round)
-        inputs = self._runner.send_round(shape, writing, updates, round.pack, most_rows=most_rows, more=masks)
+        inputs = self._runner.send_round(shape, writing, updates, round.pack, most_rows=most_rows)
         if updates:
             self._table.write(*inputs.updates)
         return inputs
@@ -190,17 +196,18 @@ class DeviceRounds:
             is_sharded=is_sharded,
             leaders=num_leaders(self._sampling(sizes)) if is_sharded else 0,
             table=self._table.generation,
-            is_masked=draws.masks is not None,
         )
 
     def _compute(self, inputs: DeviceInputs) -> None:
         """Fill the KV slots of rows that nothing is drawn from."""
         self._runner.compute(inputs)
 
-    @torch.inference_mode()
     def _launch(self, inputs: DeviceInputs, shape: _Shape) -> _Launched:
-        packed, _, _, offsets, *masks = inputs.more
-        logits = self._runner.compute(inputs)
+        return self._draw(self._runner.compute(inputs), inputs, shape, None)
+
+    @torch.inference_mode()
+    def _draw(self, logits: torch.Tensor, inputs: DeviceInputs, shape: _Shape, masks: RowMasks | None) -> _Launched:
+        packed, _, _, offsets = inputs.more
         size = (len(offsets) - 1) * (2 + shape.nodes)
         result = logits.new_empty(size + len(logits) * shape.successors, dtype=torch.int64)
         if shape.successors:
@@ -208,9 +215,9 @@ class DeviceRounds:
         shard = self._runner.vocabulary_shard
         raw = None
         if shape.keeps_raw:
-            raw = shard.gather(logits) if shard is not None else logits.clone() if shape.is_masked else logits
-        if shape.is_masked:
-            words, rows = masks
+            raw = shard.gather(logits) if shard is not None else logits if masks is None else logits.clone()
+        if masks is not None:
+            words, rows = self._mask_arena.send(_NOTHING_WRITTEN, _mask_parts(masks, len(logits)), tuple)
             mask_logits(logits, words, rows, first_id=0 if shard is None else shard.first_id)
         keeps_logits = shape.keeps_logits
         if shard is not None and shape.is_sharded:
@@ -238,10 +245,8 @@ class DeviceRounds:
         return gather_ranks(merged(summarize(logits, k, shard.first_id)))
 
 
-def _mask_parts(masks: RowMasks | None, num_logits: int) -> list[Part]:
+def _mask_parts(masks: RowMasks, num_logits: int) -> list[Part]:
     """Words and index of `mask_logits`; rows of padding have mask 0."""
-    if masks is None:
-        return []
     words = masks.words
     tier = max(1, power_tier(len(words)))
     return [Part(words, (tier, words.shape[1])), Part(masks.rows, (num_logits,))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,8 @@ class Draws:
 
     num_successors: int  # most probable tokens to report of each row
     keeps_logits: bool  # as tokens are drawn from them: within the grammar
-    masks: RowMasks | None = None  # of these rows; None: no grammar
+    # Masks of these rows, called once when the rows are launched; it may block. None, or gives None: no grammar
+    masks: Callable[[], RowMasks | None] | None = None
     keeps_raw: bool = False  # keeps logits as the model gives them
 
 

@@ -59,18 +59,18 @@ class HostRounds:
 
 @torch.inference_mode()
 def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
+    masks = None if draws.masks is None else draws.masks()
     sampling, successors, likeliest = round.sampling(), None, None
     raw = logits if draws.keeps_raw else None
     if draws.num_successors:
         ids, probs = most_probable(logits, draws.num_successors)
         successors = Successors(ids.reshape(-1).cpu().numpy(), probs.reshape(-1).cpu().numpy(), ids.shape[1])
-        if (
-            sampling.is_greedy and draws.masks is None and logits.device.type == "cpu"
-        ):  # elsewhere equal logits may come in another order
+        # Elsewhere equal logits may come in another order.
+        if sampling.is_greedy and masks is None and logits.device.type == "cpu":
             likeliest = ids[:, 0].to(torch.int64)
-    if draws.masks is not None:
+    if masks is not None:
         logits = logits if raw is None else logits.clone()
-        mask_rows(logits, draws.masks)
+        mask_rows(logits, masks)
     sampled = sample_tokens(logits, sampling) if likeliest is None else likeliest
     nodes, ends, next_tokens = walk_trees(sampled.cpu().numpy(), *round.emitting_trees)
     return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None, raw)

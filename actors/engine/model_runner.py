@@ -185,17 +185,16 @@ class ModelRunner:
         pack: Callable[[], PackedBatch],
         *,
         most_rows: int,
-        more: Sequences[Part] = (),
     ) -> DeviceInputs:
-        """As `send`, of what `write` writes and of `more` arrays (`send_written`). updates: arrays that are read before
-        the forward. pack: makes the batch, which some rounds need for their attention; most_rows: of a sequence."""
+        """As `send`, of what `write` writes (`send_written`). updates: arrays that are read before the forward. pack:
+        makes the batch, which some rounds need for their attention; most_rows: of a sequence."""
         assert self._arena is not None
         batch, chunks = None, None
         if self._flashinfer is not None or (self._finds_chunks and may_have_chunks(most_rows)):
             batch = pack()
             chunks = pack_chunks(batch) if self._finds_chunks else None
         moves, padding_slot = self.kv.waiting_moves, self.kv.padding_slot
-        inputs = send_written(self._arena, shape, write, moves, padding_slot, more=more, updates=updates, chunks=chunks)
+        inputs = send_written(self._arena, shape, write, moves, padding_slot, updates=updates, chunks=chunks)
         return self._moved(inputs if batch is None else inputs._replace(batch=batch))
 
     def _moved(self, inputs: DeviceInputs) -> DeviceInputs:

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,16 @@ import torch.distributed.distributed_c10d as distributed_c10d
 
 from actors.engine.shared_ring import RingReader, RingWriter
 from actors.engine.target_engine import TargetEngine
-from actors.errors import EngineBroken
-from actors.messages import VerifyBatch, VerifyResult, decode_message, encode_message
+from actors.errors import EngineBroken, LinkError
+from actors.messages import (
+    Failure,
+    MasksSource,
+    RoundMasks,
+    VerifyBatch,
+    VerifyResult,
+    decode_message,
+    encode_message,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +105,8 @@ class LeadingRank:
     """Rank 0: the worker loop's `Engine` of the whole group.
 
     A failed round ends the group: another rank may still be in a collective of it, and rank 0's next one would be
-    paired with that, which gives wrong tokens and no error.
+    paired with that, which gives wrong tokens and no error. Only where masks do not come in time do all ranks drop the
+    round at the same place, after the forward and before the draw, and go on without sequences.
     """
 
     def __init__(self, engine: TargetEngine, ring: RingWriter) -> None:
@@ -105,16 +115,29 @@ class LeadingRank:
         self._ring = ring
         self._told_at = time.monotonic()
 
-    def answer(self, batch: VerifyBatch) -> VerifyResult:
-        """Raises EngineBroken when the round fails on any rank."""
+    def answer(self, batch: VerifyBatch, masks: MasksSource | None = None) -> VerifyResult:
+        """Raises LinkError if masks do not come in time, EngineBroken when the round fails otherwise, on any rank."""
         try:
             self._tell(encode_message(batch))
-            return self._engine.verify(batch)
+            return self._engine.verify(batch, None if masks is None else partial(self._pass_on, batch.round_id, masks))
+        except LinkError:
+            raise
         except Exception as error:
             raise EngineBroken(f"round {batch.round_id}: {type(error).__name__}: {error}") from error
 
+    def _pass_on(self, round_id: int, masks: MasksSource) -> RoundMasks:
+        """The masks, which the other ranks are sent; or all ranks learn that there are none."""
+        try:
+            found = masks()
+        except LinkError as error:
+            self._tell(encode_message(Failure(round_id, type(error).__name__)))
+            raise
+        self._tell(encode_message(found))
+        return found
+
     def clear(self) -> None:
-        """Nothing to do: no round is tried after a failed one."""
+        """Called when masks did not come: the other ranks clear their engines, too."""
+        self._engine.clear()
 
     def keep_alive(self) -> None:
         """Raises RuntimeError if another rank has ended."""
@@ -139,7 +162,20 @@ def follow(engine: TargetEngine, ring: RingReader) -> None:
         payload = ring.read(_ROUND_TIMEOUT.total_seconds())
         if payload == _STOP:
             return
-        if payload:
-            batch = decode_message(payload)
-            assert isinstance(batch, VerifyBatch)
-            engine.verify(batch)
+        message = decode_message(payload) if payload else None
+        if isinstance(message, VerifyBatch):
+            masks = partial(_read_masks, ring) if message.masks_follow else None
+            try:
+                engine.verify(message, masks)
+            except LinkError:
+                engine.clear()
+        elif isinstance(message, Failure):  # of masks that this rank, which draws nothing, did not wait for
+            engine.clear()
+
+
+def _read_masks(ring: RingReader) -> RoundMasks:
+    """What rank 0 passes on. Raises LinkError if it has not received them."""
+    message = decode_message(ring.read(_ROUND_TIMEOUT.total_seconds()))
+    if not isinstance(message, RoundMasks):
+        raise LinkError("rank 0 has received no masks in time")
+    return message

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -32,7 +34,7 @@ from actors.engine.round_clock import RoundClock, seconds_between
 from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
 from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
-from actors.messages import VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
+from actors.messages import MasksSource, VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
 from actors.sampling.row_masks import RowMasks, row_masks
 
 logger = logging.getLogger(__name__)
@@ -98,14 +100,21 @@ class TargetEngine:
     def num_sequences(self) -> int:
         return len(self._table)
 
-    def verify(self, batch: VerifyBatch) -> VerifyResult:
-        """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`."""
-        begun = self.begin(batch)
+    def verify(self, batch: VerifyBatch, masks: MasksSource | None = None) -> VerifyResult:
+        """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`. masks: as for
+        `begin`."""
+        begun = self.begin(batch, masks)
         self.settle(begun)
         return self.result(begun)
 
-    def begin(self, batch: VerifyBatch) -> BegunRound:
-        """Take in the deltas of a round and launch it. Every round that has begun must be settled before the next."""
+    def begin(self, batch: VerifyBatch, masks: MasksSource | None = None) -> BegunRound:
+        """Take in the deltas of a round and launch it. Every round that has begun must be settled before the next.
+
+        masks: called when the rows are launched, if tokens are drawn from them. Raises what it raises, and ValueError
+        if masks follow the batch and there is no `masks`, or if they do not fit it.
+        """
+        if batch.masks_follow and masks is None:
+            raise ValueError(f"round {batch.round_id}: masks_follow is True, and there is nothing that gives the masks")
         started = self._clock.mark()
         for seq_id in batch.finished:
             self._table.forget(seq_id)
@@ -113,7 +122,8 @@ class TargetEngine:
         begun = BegunRound(batch.round_id, started, batch.finished, [item.delta.seq_id for item in items], items)
         if items:
             num_nodes, trees = self._usable_trees(items)
-            self._launch(begun, self._table.take_in(items, num_nodes), trees, batch.num_successors)
+            of_rows = partial(_masks_of, batch, masks) if batch.masks_follow and masks is not None else None
+            self._launch(begun, self._table.take_in(items, num_nodes), trees, batch.num_successors, of_rows)
         return begun
 
     def prepare(self, ahead: VerifyAhead, begun: BegunRound) -> PreparedRound | None:
@@ -151,8 +161,15 @@ class TargetEngine:
         """Whether the device has still to do some of a round's launches."""
         return not (isinstance(begun.launched, float) or begun.launched.query())
 
-    def _launch(self, begun: BegunRound, taken: TakenIn, trees: Trees, num_successors: int) -> None:
-        """trees: of all sequences of `taken`."""
+    def _launch(
+        self,
+        begun: BegunRound,
+        taken: TakenIn,
+        trees: Trees,
+        num_successors: int,
+        masks: Callable[[PlannedRound, int], RowMasks | None] | None = None,
+    ) -> None:
+        """trees: of all sequences of `taken`. masks: gives the masks of a round in a vocabulary of a size."""
         if taken.num_ready < len(begun.seq_ids):
             begun.statuses = taken.items["status"].tolist()
         if not taken.num_ready:
@@ -167,8 +184,8 @@ class TargetEngine:
         draws = None
         # Every rank's head needs the round's tokens.
         if (self._rank == 0 or self._rounds.draw_on_all_ranks or self.has_head) and round.num_emitting:
-            masks = _masks_of(round, begun, self.vocab_size)
-            draws = Draws(num_successors, bool(begun.rejecting), masks, keeps_raw=wants_logprobs(round))
+            of_rows = None if masks is None else partial(masks, round, self.vocab_size)
+            draws = Draws(num_successors, bool(begun.rejecting), of_rows, keeps_raw=wants_logprobs(round))
         scored = scored_prompts(round) if isinstance(self._runner, ModelRunner) else []
         if scored:
             begun.is_scoring = True
@@ -279,13 +296,13 @@ def _parts_of(round: PlannedRound, items: Sequences[VerifyItem]) -> list[_Part]:
     return parts
 
 
-def _masks_of(round: PlannedRound, begun: BegunRound, vocab_size: int) -> RowMasks | None:
+def _masks_of(batch: VerifyBatch, masks: MasksSource, round: PlannedRound, vocab_size: int) -> RowMasks | None:
     """Masks of the rows that tokens are drawn from. Raises ValueError for masks that do not fit them."""
-    if all(item.masks is None for item in begun.asked):
-        return None
-    is_last = round.items["is_last"].tolist()
-    masks = [item.masks for item, emits in zip(begun.ready, is_last, strict=True) if emits]
-    return row_masks(masks, (1 + round.items["num_nodes"][round.emitting]).tolist(), vocab_size)
+    of_items = zip(batch.items, masks().masks, strict=True)
+    of_sequence = {item.delta.seq_id: own for item, own in of_items}
+    emitting = round.emitting
+    own = [of_sequence[round.sequences[place].seq_id] for place in emitting.tolist()]
+    return row_masks(own, (1 + round.items["num_nodes"][emitting]).tolist(), vocab_size)
 
 
 def _rounds_of(runner: ModelRunner | EncoderDecoderRunner, vocab_size: int) -> HostRounds | DeviceRounds:

@@ -9,9 +9,11 @@ from actors.engine.options import RoundLimits
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
     AheadItem,
+    RoundMasks,
     SamplingParams,
     SequenceDelta,
     SequenceStart,
+    TokenMasks,
     VerifyAhead,
     VerifyBatch,
     VerifyItem,
@@ -27,15 +29,16 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     """Run a few forwards; (rows, seconds) of a forward by its rows, in a context of one token.
 
     To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. The
-    first round samples two sequences with draft trees, and the next one is sent ahead: the first round of either kind
-    compiles kernels. The engine holds no sequence before or after.
+    first round samples two sequences with draft trees, one of them within masks, and the next one is sent ahead: the
+    first round of either kind compiles kernels. The engine holds no sequence before or after.
     """
     prompt = np.ones(2, dtype=np.int32)
     sampled = SequenceStart(_SAMPLING, len(prompt), "warm-up")
     items = [
         VerifyItem(SequenceDelta(seq_id, 0, prompt), len(prompt), _flat_tree(2), begin=sampled) for seq_id in (1, 2)
     ]
-    engine.verify(VerifyBatch(0, items))
+    everything = TokenMasks(np.full(-(-engine.vocab_size // 32), -1, np.int32), np.zeros(3, np.int32))
+    engine.verify(VerifyBatch(0, items, masks_follow=True), lambda: RoundMasks(0, [everything, None]))
     if engine.overlaps:
         _follow_once(engine, items[0])
     engine.verify(VerifyBatch(0, [], [1, 2]))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -16,6 +17,13 @@ FORCED = 0.999  # probability of a forced token; the target draws no other
 
 _Path = tuple[int, ...]  # tokens behind the committed ones
 _Allowed = int | bytes  # the only token that may follow, or a mask: bit t % 8 of byte t // 8 is token t
+
+
+class TreeMasks(NamedTuple):
+    """Masks of the rows of a draft tree."""
+
+    masks: TokenMasks
+    num_unmasked: int  # last nodes whose rows are free because there is no mask; all: not even the root's row has one
 
 
 class GrammarMatcher:
@@ -101,7 +109,7 @@ class GrammarMatcher:
             return tree
         most_added = 0 if tree.required is not None else most_added
         scout = self._scout()
-        paths = scout.paths_of(tree)
+        paths = dict(scout.walk(tree))
         allowed = [node for node in range(len(tree)) if node in paths]
         fitted = tree if len(allowed) == len(tree) else _only(tree, allowed)
         if not most_added:
@@ -114,20 +122,21 @@ class GrammarMatcher:
         }
         return _extended(fitted, forced, most_added) if forced else fitted
 
-    def masks(self, tree: DraftTree) -> TokenMasks | None:
+    def masks(self, tree: DraftTree) -> TreeMasks:
         """What may follow the last committed token and each node. Rows after a node that the grammar does not allow are
-        free: no answer reaches them. None: a mask behind a node is too complex; without drafts there may be one."""
+        free: no answer reaches them. From the first node on behind which a mask is too complex, there are none."""
         index = np.full(len(tree) + 1, FREE_ROW, np.int32)
         places: dict[bytes, int] = {}  # of distinct masks
         scout = self._scout()
-        for node, path in scout.paths_of(tree).items():
+        num_unmasked = 0
+        for node, path in scout.walk(tree):
             allowed = scout.allowed(path)
-            if scout.has_failed:
-                if node >= 0:
-                    return None
-                self._is_broken = True
+            if allowed is None:
+                num_unmasked = len(tree) - max(0, node)
+                self._is_broken |= node < 0
+                break
             index[node + 1] = -1 - allowed if isinstance(allowed, int) else places.setdefault(allowed, len(places))
-        return TokenMasks(np.frombuffer(b"".join(places), np.int32), index)
+        return TreeMasks(TokenMasks(np.frombuffer(b"".join(places), np.int32), index), num_unmasked)
 
     def _scout(self) -> _Scout:
         return _Scout(self._matcher, self._tokens, self._vocab_size, self._ends, self._known, self._ahead or ())
@@ -154,20 +163,24 @@ class _Scout:
         self._start = start
         self._at: _Path = start  # where the copy stands
 
-    def paths_of(self, tree: DraftTree) -> dict[int, _Path]:
-        """The path to each node that the grammar allows, parents first. Node -1 is where the matcher stands."""
+    def walk(self, tree: DraftTree) -> Iterator[tuple[int, _Path]]:
+        """Node -1, which is where the matcher stands, and each node that the grammar allows, with the path to it.
+        Parents come first; a node that is too complex to be reached comes last."""
         paths = {-1: self._start}
+        yield -1, self._start
         nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
         for node, (token, parent) in enumerate(nodes):
             before = paths.get(parent)
-            if before is not None and self._allows(before, token):
+            if before is not None and (self._allows(before, token) or self._has_failed):
                 paths[node] = (*before, token)
-        return paths
+                yield node, paths[node]
+            if self._has_failed:
+                return
 
-    def allowed(self, path: _Path) -> _Allowed:
-        """What may follow a path that is allowed."""
+    def allowed(self, path: _Path) -> _Allowed | None:
+        """What may follow a path that is allowed. None: it is too complex to compute; so is all that is asked next."""
         known = self._known.get(path)
-        if known is None:
+        if known is None and not self._has_failed:
             matcher = self._stand(path)
             forced = forced_tokens(matcher, self._tokens)
             if forced:
@@ -176,7 +189,7 @@ class _Scout:
             known = _mask(matcher, self._vocab_size)
             if not matcher.is_error():
                 self._known[path] = known
-        return known
+        return None if self._has_failed else known
 
     def forced(self, path: _Path, most: int) -> list[int]:
         """Up to so many tokens that are forced behind a path that is allowed."""
@@ -194,8 +207,8 @@ class _Scout:
         return tokens
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a mask was too complex to compute."""
+    def _has_failed(self) -> bool:
+        """Whether something was too complex."""
         return self._copy is not None and self._copy.is_error()
 
     def _allows(self, path: _Path, token: int) -> bool:

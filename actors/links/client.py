@@ -20,6 +20,7 @@ from actors.messages import (
     DraftResult,
     Failure,
     Hello,
+    MasksSource,
     Message,
     VerifyAhead,
     VerifyBatch,
@@ -86,9 +87,10 @@ class AsyncLink:
         """Calls that wait for their answer."""
         return len(self._rounds) + len(self._hellos)
 
-    async def call(self, message: Request, timeout_s: float) -> Answer:
+    async def call(self, message: Request, timeout_s: float, masks: MasksSource | None = None) -> Answer:
         """Send a request and wait for its answer; `timeout_s` includes the wait for a connection that is not up.
 
+        masks: called when the request is on its way; what it gives is sent behind it. What it raises ends the call.
         Raises LinkError if there is no answer in time, the connection is lost, the queue is full, or a round of that
         id is already in flight; `FrameError` if the message cannot go on the wire. A `Failure` is returned.
         """
@@ -110,9 +112,11 @@ class AsyncLink:
             self._hellos.append(future)
         else:
             self._rounds[round_id] = (_ROUND_ANSWER[type(message)], future)
-        self._read_answers()  # sending may have used up the wake-up of an answer that has arrived
         timer = self._loop.call_at(started + timeout_s, self._expire, future, timeout_s)
         try:
+            if masks is not None:
+                self._send(pack(masks(), self._settings.max_frame_bytes))
+            self._read_answers()  # sending may have used up the wake-up of an answer that has arrived
             return await future
         finally:
             timer.cancel()

@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor
 
 from actors.messages import FREE_ROW, TokenMasks
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 class RowMasks(NamedTuple):
@@ -48,13 +51,36 @@ def row_masks(masks: Sequence[TokenMasks | None], num_rows: Sequence[int], vocab
 
 def mask_rows(logits: Tensor, masks: RowMasks) -> None:
     """Set the logits of tokens that are not allowed to -inf. logits: [R, V], in memory of the host or not."""
-    rows = np.flatnonzero(masks.rows != FREE_ROW)
     words = masks.words if len(masks.words) else np.zeros((1, -(-logits.shape[-1] // 32)), np.int32)
-    places = torch.from_numpy(rows).to(logits.device)
-    chosen = torch.from_numpy(masks.rows[rows]).to(logits.device)
-    own = logits[places]
-    mask_logits(own, torch.from_numpy(words).to(logits.device), chosen)
-    logits[places] = own
+    if logits.device.type == "cpu":
+        # As integers, since NumPy has no bfloat16. Only the kernel's writes take time: most rows allow one token.
+        integers = _INTEGERS[logits.element_size()]
+        minus_infinity = torch.tensor(-torch.inf, dtype=logits.dtype).view(integers).item()
+        _mask_rows(logits.view(integers).numpy(), words, masks.rows, minus_infinity)
+    else:
+        mask_logits(logits, *(torch.from_numpy(array).to(logits.device) for array in (words, masks.rows)))
+
+
+@njit(cache=True, nogil=True)
+def _mask_rows(logits, words, index, minus_infinity):  # type: ignore[no-untyped-def]
+    size = logits.shape[1]
+    for row in range(len(index)):
+        place, own = index[row], logits[row]
+        if place == FREE_ROW:
+            continue
+        if place < 0:
+            only = own[-1 - place]
+            own[:] = minus_infinity
+            own[-1 - place] = only
+            continue
+        for word in range(words.shape[1]):
+            allowed, first = words[place, word], 32 * word
+            if allowed == 0:
+                own[first : first + 32] = minus_infinity
+            elif allowed != -1:
+                for token in range(first, min(size, first + 32)):
+                    if not allowed >> (token - first) & 1:
+                        own[token] = minus_infinity
 
 
 def mask_logits(logits: Tensor, words: Tensor, index: Tensor, first_id: int = 0) -> None:

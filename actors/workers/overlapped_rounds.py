@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from actors.links.server import Peer
-from actors.messages import Message, VerifyAhead, VerifyBatch, VerifyResult
+from actors.messages import MasksSource, Message, VerifyAhead, VerifyBatch, VerifyResult
+from actors.workers.inbox import Inbox
 from actors.workers.last_rounds import LastRounds
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class OverlappingEngine(Protocol):
 
     overlaps: bool
 
-    def begin(self, batch: VerifyBatch) -> Any: ...
+    def begin(self, batch: VerifyBatch, masks: MasksSource | None) -> Any: ...
     def prepare(self, ahead: VerifyAhead, begun: Any) -> Any | None: ...
     def is_computing(self, begun: Any) -> bool: ...
     def settle(self, begun: Any) -> None: ...
@@ -52,20 +52,19 @@ class OverlappedRounds:
     def __init__(
         self,
         engine: OverlappingEngine,
-        receive: Callable[[float], tuple[Peer, Message] | None],
+        inbox: Inbox,
         answer: Callable[[Peer, Message], None],
         fail: Callable[[Peer, int, Exception], None],
         has_stopped: Callable[[], bool],
     ) -> None:
-        """receive: gives the next message within so many seconds. fail: answers that a round has failed; the engine has
-        no sequences then. All are called in the thread of `run`."""
+        """inbox: where messages wait that arrive while a round is computed; one at most, and those that arrive before
+        a round's masks. fail: answers that a round has failed; the engine has no sequences then. All are called in the
+        thread of `run`."""
         self._engine = engine
-        self._receive, self._answer, self._fail, self._has_stopped = receive, answer, fail, has_stopped
+        self._inbox, self._answer, self._fail, self._has_stopped = inbox, answer, fail, has_stopped
         self._last: LastRounds[Begun] = LastRounds()  # settled
         self._last_round_s = 0.0
         self._expected_from: set[Peer] = set()  # routers whose last message was a round sent ahead
-        # Received while a round was computed; one at most, since it ends the listening.
-        self.waiting: deque[tuple[Peer, Message]] = deque()
 
     def clear(self) -> None:
         """The engine has dropped its sequences."""
@@ -86,7 +85,7 @@ class OverlappedRounds:
         begun: Begun | None
         try:
             if isinstance(message, VerifyBatch):
-                begun = self._engine.begin(message)
+                begun = self._engine.begin(message, self._inbox.masks_of(peer, message))
                 return begun
             self._expected_from.add(peer)
             last = self._last.get(peer)
@@ -102,19 +101,19 @@ class OverlappedRounds:
     def _listen(self, peer: Peer, begun: Begun) -> VerifyAhead | None:
         """The round that follows, if it arrives in time. Not waited for where the last one did not come: a round that
         is shorter than the one before would be noticed late for nothing."""
-        if peer not in self._expected_from or self.waiting:
+        if peer not in self._expected_from or self._inbox.waiting:
             return None
         self._expected_from.discard(peer)
         until = time.monotonic() + LISTEN_SHARE * self._last_round_s
         while self._engine.is_computing(begun) and (left := until - time.monotonic()) > 0 and not self._has_stopped():
-            received = self._receive(min(left, _SLICE_S))
+            received = self._inbox.receive(min(left, _SLICE_S))
             if received is None:
                 continue
             sender, message = received
             if sender == peer and isinstance(message, VerifyAhead) and message.after == begun.round_id:
                 self._expected_from.add(peer)
                 return message
-            self.waiting.append(received)
+            self._inbox.waiting.append(received)
             break
         return None
 

@@ -16,6 +16,7 @@ from actors.messages import (
     DraftResult,
     Failure,
     Hello,
+    MasksSource,
     Message,
     VerifyAhead,
     VerifyBatch,
@@ -23,6 +24,7 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.round_ahead import is_carried_out, pick, warm_up
+from actors.workers.inbox import Inbox
 from actors.workers.last_rounds import LastRounds
 from actors.workers.overlapped_rounds import Begun, OverlappedRounds
 
@@ -36,8 +38,9 @@ _SWEEP_S = 10.0
 class Engine(Protocol):
     """A target engine (alone or rank 0 of a group) or a draft engine."""
 
-    def answer(self, batch: VerifyBatch | DraftBatch) -> VerifyResult | DraftResult:
-        """Raises EngineBroken where no later round can be right, which ends the worker."""
+    def answer(self, batch: VerifyBatch | DraftBatch, *masks: MasksSource) -> VerifyResult | DraftResult:
+        """masks: one, if masks follow the batch. Raises EngineBroken where no later round can be right, which ends the
+        worker."""
         ...
 
     def clear(self) -> None:
@@ -93,11 +96,12 @@ class WorkerLoop:
         self._idle = IdleSequences()
         self._last_rounds: LastRounds[tuple[VerifyBatch, VerifyResult]] = LastRounds()
         self._stopped = threading.Event()
+        self._inbox = Inbox(server.recv, self._stopped.is_set)
         self._overlapped: OverlappedRounds | None = None
         if getattr(engine, "overlaps", False):
             self._overlapped = OverlappedRounds(
                 engine,  # type: ignore[arg-type]
-                server.recv,
+                self._inbox,
                 self._send_result,
                 self._fail,
                 self._stopped.is_set,
@@ -134,7 +138,7 @@ class WorkerLoop:
         has_more = False  # work ahead
         while not self._stopped.is_set():
             self._turned_at = time.monotonic()
-            received = self._next(0.0 if has_more else _POLL_S)
+            received = self._inbox.next(0.0 if has_more else _POLL_S)
             if received is not None:
                 peer, message = received
                 if self._overlapped is not None and isinstance(message, VerifyBatch | VerifyAhead):
@@ -152,11 +156,6 @@ class WorkerLoop:
                 empty = VerifyBatch(0, [], forgotten) if self._batch_type is VerifyBatch else None
                 self._engine.answer(empty or DraftBatch(0, [], forgotten))
         self._turned_at = None
-
-    def _next(self, timeout_s: float) -> tuple[Peer, Message] | None:
-        if self._overlapped is not None and self._overlapped.waiting:
-            return self._overlapped.waiting.popleft()
-        return self._server.recv(timeout_s)
 
     def _run_overlapped(self, rounds: OverlappedRounds, peer: Peer, message: VerifyBatch | VerifyAhead) -> None:
         def ended(begun: Begun) -> None:
@@ -203,7 +202,8 @@ class WorkerLoop:
         assert isinstance(message, VerifyBatch | DraftBatch)
         self._busy_since = time.monotonic()
         try:
-            answer = self._engine.answer(message)
+            masks = self._inbox.masks_of(peer, message) if isinstance(message, VerifyBatch) else None
+            answer = self._engine.answer(message) if masks is None else self._engine.answer(message, masks)
         except EngineBroken:
             raise
         except Exception as error:

@@ -476,7 +476,7 @@ class LocalEngine:
     def _verify(self, batch: VerifyBatch) -> VerifyResult:
         """The target's result, with the simulated time of the round if there is one."""
         with on_device(self.target.device):
-            result = self.target.verify(batch)
+            result = self.target.verify(batch, self.core.masks if batch.masks_follow else None)
         if self._seconds_of_rows is None:
             return result
         seconds = self._seconds_of_rows(max(1, result.rows))

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import msgspec
 
-from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import CACHE, OUROBOROS
 from actors.errors import LinkError, ModelError, Overloaded
@@ -20,7 +19,9 @@ from actors.grammar.matcher import GrammarMatcher
 from actors.messages import (
     DraftResult,
     GenerationRequest,
+    RoundMasks,
     SequenceDelta,
+    TokenMasks,
     VerifyAhead,
     VerifyBatch,
     VerifyItem,
@@ -134,6 +135,7 @@ class RouterCore:
         )
         self.soft_sharing = shared.soft_sharing
         self._open: Round | None = None
+        self._assembled: Round | None = None  # the last one
         self._round_id = 0
         planner.warm_up()
         learning.warm_up()
@@ -284,19 +286,34 @@ class RouterCore:
         self._drafting.cpu.propose(round)
 
     def assemble(self, round: Round, results: Mapping[str, DraftResult | None]) -> VerifyBatch:
-        """Merge all drafts, choose the nodes that pay, and write the batch for the target.
+        """Merge all drafts, choose the nodes that pay, and write the batch for the target. If masks follow it, `masks`
+        gives them.
 
         results: by draft worker; None or missing: no answer in time.
         """
         self._drafting.remote.take_results(round, results)
         self._choice.choose(round)
         round.is_assembled = True
+        self._assembled = round
         return VerifyBatch(
             round.round_id,
             [_verify_item(round, entry) for entry in round.entries],
             round.finished,
             self._drafting.num_successors_of(round),
+            masks_follow=any(entry.is_masked for entry in round.entries),
         )
+
+    def masks(self) -> RoundMasks:
+        """The masks of the batch that was assembled last. To be called before its round is committed, while the target
+        computes the rows."""
+        round = self._assembled
+        assert round is not None
+        masks: list[TokenMasks | None] = []
+        for entry in round.entries:
+            found = entry.sequence.grammar.masks(entry.tree) if entry.is_masked and entry.sequence.grammar else None
+            masks.append(None if found is None else found.masks)
+            entry.num_unmasked = 0 if found is None else found.num_unmasked
+        return RoundMasks(round.round_id, masks)
 
     def plan_ahead(self, round: Round, now: float) -> VerifyAhead | None:
         """While the target computes this round: the message that sends the next one ahead, or None if the next one is
@@ -405,13 +422,8 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
     """The sequence's draft tree and the tokens that the target lacks, which count as sent from now on."""
     sequence = entry.sequence
     start = sequence.target.known
-    masks = None
-    # Of a prompt, too: with blocks of its prefix cache, the target may be done sooner than was planned.
-    if sequence.grammar is not None and (entry.emits or start == 0):
-        masks = sequence.grammar.masks(entry.tree)
-        if masks is None:
-            entry.tree = DraftTree.empty()
-            masks = sequence.grammar.masks(entry.tree)
+    # Prompts are masked, too: with blocks of its prefix cache, the target may be done sooner than was planned.
+    entry.is_masked = sequence.grammar is not None and (entry.emits or start == 0)
     if start == 0 and sequence.progress.started_at is None:
         sequence.progress.started_at = round.planned_at
     delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))
@@ -423,5 +435,4 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         draft=entry.tree if len(entry.tree.token_ids) else None,
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
-        masks=masks,
     )

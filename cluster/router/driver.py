@@ -320,7 +320,9 @@ class RouterDriver:
         if link is None or not link.is_alive:
             return None
         try:
-            answer = await link.call(batch, self._verify_timeout_s)
+            follows = isinstance(batch, VerifyBatch) and batch.masks_follow
+            masks = self.core.masks if follows else None
+            answer = await link.call(batch, self._verify_timeout_s, masks)
         except LinkError as error:
             logger.warning("round %d: no answer from the target: %s", batch.round_id, error)
             self._silent = link

@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from actors.drafters.registry import DRAFT_MODEL
 from actors.errors import InvalidRequest
@@ -36,6 +37,18 @@ def accepted_path(entry: RoundEntry, verdict: Verdict | None, vocab_size: int) -
                 return None
             previous = node
     return path
+
+
+def within_masks(entry: RoundEntry, path: list[int], verdict: Verdict) -> tuple[list[int], Verdict]:
+    """Accepted nodes and verdict without what was drawn behind nodes that have no mask. The token of the first such
+    node was drawn within a mask, behind its parent: it is the next token. The target learns that from the next delta.
+    """
+    masked = len(entry.tree.token_ids) - entry.num_unmasked
+    kept = [node for node in path if node < masked]
+    if len(kept) == len(path):
+        return path, verdict
+    token = int(entry.tree.token_ids[path[len(kept)]])
+    return kept, msgspec.structs.replace(verdict, path=np.array(kept, np.int32), next_token=token)
 
 
 def cut_at_end(

@@ -52,6 +52,8 @@ class RoundEntry:
     node_end: int = 0
     num_chain: int = 0  # nodes of a rejection chain, which `Round.chosen` does not hold
     tree: DraftTree = field(default_factory=DraftTree.empty)  # sent to the target
+    is_masked: bool = False  # its tokens are drawn within a grammar
+    num_unmasked: int = 0  # last nodes of `tree` without a mask: no token drawn behind them may be emitted
     num_verified: int = 0  # nodes that the target computed
 
 

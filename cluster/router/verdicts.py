@@ -9,7 +9,7 @@ from typing import NamedTuple
 from actors.errors import InvalidRequest, Unavailable
 from actors.messages import TARGET, Verdict, VerifyResult
 from cluster.router.counters import RouterCounters
-from cluster.router.emission import accepted_path, emit_tokens, note_rows
+from cluster.router.emission import accepted_path, emit_tokens, note_rows, within_masks
 from cluster.router.open_requests import OpenRequests
 from cluster.router.prompt_scores import take_in
 from cluster.router.round import Emitted, Round, RoundEntry
@@ -62,6 +62,7 @@ class Verdicts:
                 self._warn(entry, verdict)
                 self._restart(sequence, now)
                 continue
+            path, verdict = within_masks(entry, path, verdict)
             entry.num_verified = verdict.num_nodes
             note_rows(sequence, entry, verdict)
             if verdict.next_token < 0:

@@ -13,10 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
+from actors.grammar import grammars as grammars_module
 from actors.grammar.grammars import Grammars
-from actors.grammar.matcher import GrammarMatcher
+from actors.grammar.matcher import GrammarMatcher, TreeMasks
 from actors.messages import FREE_ROW, TokenMasks
 from actors.sampling.rows import rows_for
 from actors.sampling.sampler import sample_tokens
@@ -28,7 +30,7 @@ from cluster.offline.engine import LocalEngine
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
 from paceline_testing.chi_square import chi_square_tail
-from paceline_testing.grammar_cases import PERSON, allowed_after
+from paceline_testing.grammar_cases import HARD_TAIL, PERSON, allowed_after, few_items
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
 
 EOS = 256
@@ -233,22 +235,61 @@ def test_an_answer_ends_with_its_grammar_whoever_drafts_and_whatever_is_ignored(
     assert (empty.token_ids, empty.finish_reason) == ([], "stop")
 
 
-def test_a_mask_that_is_too_complex_behind_a_draft_costs_the_draft_only(models, drafts_pay, monkeypatch):
-    """The matcher that follows the answer is none of those that look behind drafts."""
+@pytest.mark.parametrize("way", ["sampled", "everything"])
+@pytest.mark.parametrize("num_masked", [0, 1, 2])
+def test_masks_that_are_too_complex_behind_a_node_cost_what_is_drawn_there(
+    models, drafts_pay, monkeypatch, num_masked, way
+):
+    """The target has the whole draft by then, and draws from free rows behind these nodes."""
     local = engine(models, ("auto",))
-    wanted = wanted_of(models, "json", "sampled")
+    wanted = wanted_of(models, "json", way)
     masks = GrammarMatcher.masks
-    refused: list[int] = []
 
-    def of_roots_only(self: GrammarMatcher, tree: Any) -> TokenMasks | None:
-        if len(tree):
-            refused.append(len(tree))
-            return None
-        return masks(self, tree)
+    def of_first_nodes(self: GrammarMatcher, tree: DraftTree) -> TreeMasks:
+        found = masks(self, tree).masks
+        index = found.index.copy()
+        index[1 + num_masked :] = FREE_ROW
+        return TreeMasks(TokenMasks(found.words, index), max(0, len(tree) - num_masked))
 
-    monkeypatch.setattr(GrammarMatcher, "masks", of_roots_only)
-    assert answers_of(local, "json", "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
-    assert refused
+    monkeypatch.setattr(GrammarMatcher, "masks", of_first_nodes)
+    options = {**WAYS[way], "structured_outputs": CONSTRAINTS["json"], "max_new_tokens": NEW_TOKENS}
+    answers = local.generate(PROMPTS, predictions=[tokens for tokens, _ in wanted], **options)
+    assert [(answer.token_ids, answer.finish_reason) for answer in answers] == wanted
+    assert all(len(answer.token_ids) <= (1 + num_masked) * answer.rounds for answer in answers)
+    assert sum(answer.draft_tokens for answer in answers) > (1 + num_masked) * sum(answer.rounds for answer in answers)
+
+
+@pytest.mark.parametrize("most_items", [4, 10, 15])
+def test_an_answer_that_becomes_too_complex_has_the_same_tokens_with_drafts_beyond_that_place(
+    models, drafts_pay, monkeypatch, most_items
+):
+    """The limit is a real one: masks fail behind a draft's nodes first, then behind the answer itself."""
+    monkeypatch.setattr(grammars_module, "LIMITS", few_items(most_items))
+    unmasked: list[int] = []
+    masks = GrammarMatcher.masks
+
+    def noted(self: GrammarMatcher, tree: DraftTree) -> TreeMasks:
+        found = masks(self, tree)
+        unmasked.append(found.num_unmasked)
+        return found
+
+    monkeypatch.setattr(GrammarMatcher, "masks", noted)
+    local = engine(models, ("prediction",))
+
+    def delivered(index: int, *predictions: list[int]) -> list[int]:
+        tokens: list[int] = []
+        options = {"structured_outputs": {"grammar": HARD_TAIL}, "max_new_tokens": 30, "ignore_eos": True}
+        pieces = local.stream(PROMPTS[index], predictions=predictions, temperature=1.0, seed=index, **options)
+        with pytest.raises(InvalidRequest, match="too complex to be followed"):
+            tokens.extend(token for piece in pieces for token in piece.token_ids)
+        return tokens
+
+    plain = [delivered(index) for index in range(len(PROMPTS))]
+    assert all(plain)
+    assert not any(unmasked)
+    tails = make_byte_tokenizer().encode("ccxaaa")
+    assert [delivered(index, [*tokens, *tails]) for index, tokens in enumerate(plain)] == plain
+    assert any(unmasked)
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
@@ -256,11 +297,11 @@ def test_a_mask_that_is_left_out_at_one_row_is_noticed(models, drafts_pay, monke
     """Of the root, or of the first or second draft node: what the tests above would say."""
     masks = GrammarMatcher.masks
 
-    def without_one(self: GrammarMatcher, tree: Any) -> TokenMasks:
-        found = masks(self, tree)
+    def without_one(self: GrammarMatcher, tree: DraftTree) -> TreeMasks:
+        found = masks(self, tree).masks
         index = found.index.copy()
         index[row : row + 1] = FREE_ROW
-        return TokenMasks(found.words, index)
+        return TreeMasks(TokenMasks(found.words, index), 0)
 
     local = engine(models, ("auto",))
     wanted = wanted_of(models, "json", "sampled")
@@ -279,15 +320,15 @@ def test_a_mask_that_is_left_out_behind_a_trigger_inside_a_draft_is_noticed(mode
     masks = GrammarMatcher.masks
     left_out: list[int] = []
 
-    def without_one(self: GrammarMatcher, tree: Any) -> TokenMasks:
-        found = masks(self, tree)
+    def without_one(self: GrammarMatcher, tree: DraftTree) -> TreeMasks:
+        found = masks(self, tree).masks
         forced = np.flatnonzero(found.index[1:] < 0)
         if left_out or not len(forced):
-            return found
+            return TreeMasks(found, 0)
         left_out.append(int(forced[0]))
         index = found.index.copy()
         index[1 + forced[0]] = FREE_ROW
-        return TokenMasks(found.words, index)
+        return TreeMasks(TokenMasks(found.words, index), 0)
 
     local = engine(models, ("prediction",))
     wanted = wanted_of(models, "structural_tag", way)

@@ -31,7 +31,7 @@ import uvicorn
 
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
-from actors.messages import GenerationRequest, TokenChunk, VerifyBatch, VerifyResult
+from actors.messages import GenerationRequest, MasksSource, TokenChunk, VerifyBatch, VerifyResult
 from actors.workers.directory import WorkerEntry
 from actors.workers.worker_loop import WorkerLoop
 from cluster.config import GatewayConfig
@@ -56,8 +56,8 @@ class Target:
     def __init__(self, engine: LocalEngine) -> None:
         self._target = engine.target
 
-    def answer(self, batch: VerifyBatch) -> VerifyResult:
-        return self._target.verify(batch)
+    def answer(self, batch: VerifyBatch, masks: MasksSource | None = None) -> VerifyResult:
+        return self._target.verify(batch, masks)
 
     def clear(self) -> None:
         raise AssertionError("no router leaves here")

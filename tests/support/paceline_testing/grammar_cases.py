@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 from actors.grammar.grammars import Grammars
+from actors.grammar.limits import LIMITS
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 PERSON = {
@@ -37,6 +38,15 @@ GRAMMARS = {
     "choice": grammar_from("choice", ["the dog", "the dogs", "the quick fox", "a"]),
     "sum": LLMatcher.grammar_from_lark('start: term ("+" term)*\nterm: NUMBER | "(" start ")"\nNUMBER: /[0-9]+/'),
 }
+
+# With fewer than 30 items for each step, it becomes too complex somewhere behind its first token.
+HARD_TAIL = 'start: /(ab|c){2,5}/ "x" tail\ntail: /[a-z]{1,3}/ | tail tail | tail "," tail'
+
+
+def few_items(count: int) -> LLParserLimits:
+    """The limits of grammars, with fewer items for each step of the parser."""
+    names = ("step_lexer_fuel", "max_lexer_states", "verbose_errors")
+    return LLParserLimits(step_max_items=count, **{name: getattr(LIMITS, name) for name in names})
 
 
 @cache

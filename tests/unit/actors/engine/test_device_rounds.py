@@ -12,8 +12,10 @@ from torch.utils._pytree import tree_leaves
 
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
+from actors.errors import LinkError
 from actors.messages import (
     FREE_ROW,
+    RoundMasks,
     SamplingParams,
     SequenceDelta,
     SequenceStart,
@@ -90,7 +92,7 @@ class Rounds:
     def step(self, nodes: int | None = None, num_successors: int = 0) -> list[Any]:
         """What a round says: its verdicts and successors."""
         self.number += 1
-        items, trees = [], {}
+        items, masks, trees = [], [], {}
         for seq_id, text in self.texts.items():
             sent = self.sent[seq_id]
             begin = None
@@ -102,9 +104,10 @@ class Rounds:
             trees[seq_id] = tokens
             delta = SequenceDelta(seq_id, sent, np.array(text[sent:], np.int32))
             self.sent[seq_id] = len(text)
-            masks = self.masks(1 + count)
-            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin, masks=masks))
-        result = self.engine.verify(VerifyBatch(self.number, items, num_successors=num_successors))
+            masks.append(self.masks(1 + count))
+            items.append(VerifyItem(delta, 8, tree_to_verify(tokens, parents), begin))
+        batch = VerifyBatch(self.number, items, num_successors=num_successors, masks_follow=self.masks_rows)
+        result = self.engine.verify(batch, lambda: RoundMasks(self.number, masks))
         check_integrity(self.engine)
         said: list[Any] = []
         for verdict in result.verdicts:
@@ -152,6 +155,36 @@ def test_the_device_masks_the_rows_that_the_host_masks(triton_device):
     for _ in range(3):
         host, device = (each.step(num_successors=2) for each in rounds)
         assert device == host
+
+
+@pytest.mark.parametrize("attention", ["padded", "triton_tree"])
+def test_masks_are_asked_for_once_the_rows_are_launched_and_only_where_tokens_are_drawn(triton_device, attention):
+    engine = engine_with(attention, triton_device)
+    done: list[str] = []
+    engine._runner.model.register_forward_hook(lambda *_: done.append("rows"))
+
+    def masks() -> RoundMasks:
+        done.append("masks")
+        if len(done) > 4:
+            raise LinkError("they do not come")
+        return RoundMasks(0, [TokenMasks(np.array([0, 1 << 5], np.int32), np.zeros(1, np.int32))])
+
+    begin = SequenceStart(SAMPLINGS[1], 5)
+    told = []
+    for start, tokens, rows in ((0, [1, 2, 3, 4, 5], 3), (5, [], 9), (5, [], 9), (0, [1, 2, 3, 4, 5, 37], 9)):
+        delta = SequenceDelta(1, start, np.array(tokens, np.int32))
+        batch = VerifyBatch(0, [VerifyItem(delta, rows, None, None if start else begin)], masks_follow=True)
+        if len(told) < 3:
+            told.append([verdict.next_token for verdict in engine.verify(batch, masks).verdicts])
+            continue
+        with pytest.raises(LinkError):
+            engine.verify(batch, masks)
+    assert told == [[-1], [37], []]  # the third is stale: no rows, and no masks
+    assert done == ["rows", "rows", "masks", "rows", "masks"]
+    engine.clear()
+    check_integrity(engine)
+    with pytest.raises(ValueError, match="masks_follow is True, and there is nothing that gives the masks"):
+        engine.verify(batch)
 
 
 def test_the_device_gives_the_log_probabilities_that_the_host_gives(triton_device):
@@ -227,7 +260,11 @@ def decode(rounds: Rounds, nodes: int) -> None:
         rounds.step(nodes)
 
 
-def test_launches_of_a_key_are_the_same_operations_on_the_same_places_in_all_rounds(monkeypatch):
+@pytest.mark.parametrize(("masks_rows", "num_rounds"), [(False, 200), (True, 80)])
+def test_launches_of_a_key_are_the_same_operations_on_the_same_places_in_all_rounds(
+    monkeypatch, masks_rows, num_rounds
+):
+    """Within masks, the rows are launched so, and the draws follow unrecorded."""
     pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
     with torch.device("meta"):
         model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
@@ -241,8 +278,9 @@ def test_launches_of_a_key_are_the_same_operations_on_the_same_places_in_all_rou
         return result
 
     monkeypatch.setattr(engine._runner, "launch", record)
-    rounds = Rounds(engine, 1, [SamplingParams(1, temperature=0.8), SamplingParams(2, temperature=0.5, top_k=3)])
-    for number in range(200):
+    samplings = [SamplingParams(1, temperature=0.8), SamplingParams(2, temperature=0.5, top_k=3)]
+    rounds = Rounds(engine, 1, samplings, masks_rows=masks_rows)
+    for number in range(num_rounds):
         if number < 12 and number % 3 == 0:
             rounds.start(8)
             with Recorder():
@@ -252,7 +290,8 @@ def test_launches_of_a_key_are_the_same_operations_on_the_same_places_in_all_rou
     for key, operations in launched:
         assert of_key.setdefault(key, operations) == operations, key
     assert 4 < len(of_key) < 60
-    assert len(launched) > 200
+    assert len(launched) > num_rounds
+    assert {key is None for _, key in of_key} == {masks_rows}
 
 
 def test_a_temporary_of_the_host_or_another_address_is_seen():

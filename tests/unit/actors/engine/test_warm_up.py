@@ -40,7 +40,7 @@ def test_the_largest_rows_come_first_and_often_enough_for_a_replay():
     engine = TargetEngine(make_tiny_model("llama", vocab_size=61), EngineOptions(40, 4, True))
     rows: list[int] = []
     verify = engine.verify
-    engine.verify = lambda batch: (rows.append((result := verify(batch)).rows), result)[1]
+    engine.verify = lambda *given: (rows.append((result := verify(*given)).rows), result)[1]
     warm_up(engine)
     assert [count for count in rows[2:] if count] == [32] * 4 + [16] * 4 + [8] * 4 + [4] * 4 + [1] * 4
 

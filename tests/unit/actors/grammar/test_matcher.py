@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from actors.draft_tree import DraftTree
 from actors.errors import InvalidRequest
-from actors.grammar.matcher import GrammarMatcher
+from actors.grammar import grammars as grammars_module
+from actors.grammar.grammars import Grammars
+from actors.grammar.matcher import GrammarMatcher, TreeMasks
 from actors.messages import FREE_ROW
-from paceline_testing.grammar_cases import GRAMMARS, allowed_after, toy_grammars, unpacked
+from paceline_testing.grammar_cases import GRAMMARS, HARD_TAIL, allowed_after, few_items, toy_grammars, unpacked
+from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 
@@ -68,7 +72,7 @@ def test_masks_and_pruning_are_those_of_each_path_alone(case: tuple[str, list[in
     grammars, vocab_size, _ = toy_grammars()
     matcher = standing_behind(text, answer)
     expected = [allowed_after(grammars, text, answer + path) for path in [[], *paths_of(tree)]]
-    masks = matcher.masks(tree)
+    masks = matcher.masks(tree).masks
     words = masks.words.reshape(-1, -(-vocab_size // 32))
     assert len({row.tobytes() for row in words}) == len(words)
     for index, allowed in zip(masks.index.tolist(), expected, strict=True):
@@ -90,7 +94,7 @@ def test_masks_and_pruning_are_those_of_each_path_alone(case: tuple[str, list[in
         assert allowed_after(grammars, text, answer + path[:-1]).tolist() == [path[-1]]
         assert path[:1] in kept  # behind a node that was there
     assert matcher.allowed_tokens().tolist() == expected[0].tolist()  # it stands where it stood
-    assert matcher.masks(tree).index.tolist() == masks.index.tolist()
+    assert matcher.masks(tree).masks.index.tolist() == masks.index.tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,7 +117,7 @@ def test_an_answer_that_cannot_go_on_is_complete_and_only_its_end_may_follow() -
     assert matcher.is_complete
     assert matcher.allowed_tokens().tolist() == [eos]
     assert matcher.forced_tokens() == []
-    assert unpacked(matcher.masks(DraftTree.empty()).words, vocab_size).tolist() == [eos]
+    assert unpacked(matcher.masks(DraftTree.empty()).masks.words, vocab_size).tolist() == [eos]
 
 
 def toy_text(token: int) -> str:
@@ -136,7 +140,46 @@ def test_more_columns_than_tokens_are_never_allowed() -> None:
     assert vocab_size == width + 45
     matcher = grammars.matcher(GRAMMARS["any object"])
     assert matcher.allowed_tokens().max() < width
-    assert len(matcher.masks(DraftTree.empty()).words) % -(-vocab_size // 32) == 0
+    assert len(matcher.masks(DraftTree.empty()).masks.words) % -(-vocab_size // 32) == 0
+
+
+@pytest.mark.parametrize(("most_items", "num_unmasked"), [(4, 5), (10, 3), (15, 2), (30, 0)])
+def test_from_the_first_node_on_behind_which_a_mask_is_too_complex_there_are_none(
+    monkeypatch, most_items: int, num_unmasked: int
+) -> None:
+    text = LLMatcher.grammar_from_lark(HARD_TAIL)
+    tokenizer = make_byte_tokenizer()
+    tree = tree_of([tokenizer.encode(char)[0] for char in "accxaaa"], [-1, -1, 1, 2, 3, 4, 5])
+
+    def masks() -> TreeMasks:
+        return Grammars(make_byte_tokenizer, BYTE_VOCAB_SIZE, [256], "bytes").matcher(text).masks(tree)
+
+    wanted = masks()
+    assert wanted.num_unmasked == 0
+    monkeypatch.setattr(grammars_module, "LIMITS", few_items(most_items))
+    found = masks()
+    assert found.num_unmasked == num_unmasked
+    width = -(-BYTE_VOCAB_SIZE // 32)
+    rows = len(tree) + 1 - num_unmasked
+    for place, expected in zip(found.masks.index[:rows].tolist(), wanted.masks.index[:rows].tolist(), strict=True):
+        assert (place < 0) == (expected < 0)
+        if place < 0:
+            assert place == expected
+        else:
+            words, others = (one.masks.words.reshape(-1, width) for one in (found, wanted))
+            assert words[place].tolist() == others[expected].tolist()
+    assert set(found.masks.index[rows:].tolist()) <= {FREE_ROW}
+
+
+def test_where_the_answer_itself_is_too_complex_no_row_has_a_mask_and_no_token_follows(monkeypatch) -> None:
+    monkeypatch.setattr(grammars_module, "LIMITS", few_items(4))
+    matcher = Grammars(make_byte_tokenizer, BYTE_VOCAB_SIZE, [256], "bytes").matcher(
+        LLMatcher.grammar_from_lark(HARD_TAIL)
+    )
+    tokens = [make_byte_tokenizer().encode(char)[0] for char in "ccx"]
+    assert matcher.follow(tokens[:2])
+    assert matcher.masks(tree_of(tokens[2:], [-1])).num_unmasked == 1
+    assert not matcher.follow(tokens[2:])
 
 
 @pytest.mark.parametrize(

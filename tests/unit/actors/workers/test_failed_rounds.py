@@ -28,6 +28,7 @@ from actors.messages import (
     VerifyResult,
 )
 from actors.round_ahead import emitted_tokens, pick
+from actors.workers.inbox import Inbox
 from actors.workers.overlapped_rounds import OverlappedRounds
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
@@ -116,7 +117,8 @@ class Router:
 
     def __init__(self, engine: TargetEngine, texts: dict[int, list[int]]) -> None:
         self.engine, self.texts = engine, texts
-        self.rounds = OverlappedRounds(engine, self.receive, self.answer, self.fail, lambda: False)
+        self.inbox = Inbox(self.receive)
+        self.rounds = OverlappedRounds(engine, self.inbox, self.answer, self.fail, lambda: False)
         self.lengths = {seq_id: len(prompt) for seq_id, prompt in PROMPTS.items()}  # tokens told so far
         self.sent = dict.fromkeys(texts, 0)
         self.asked: dict[int, VerifyBatch | VerifyAhead] = {}
@@ -129,7 +131,7 @@ class Router:
         self.most = self.num_told + num_rounds
         while self.num_told < self.most:
             self.rounds.run(PEER, self.batch() if self.last is None else self.ahead(), lambda begun: None)
-            self.rounds.waiting.clear()
+            self.inbox.waiting.clear()
 
     def batch(self) -> VerifyBatch:
         items = [
