@@ -1,5 +1,5 @@
-"""Limits of HTTP connections that uvicorn does not have: their number, size and number of headers, and time for headers,
-for the body and for reading the answer.
+"""Limits of HTTP connections that uvicorn does not have: their number, the size and number of headers, and time for
+headers, for the body and for reading the answer.
 
 What is beyond them is answered with an error object, as is what is not HTTP, and the connection ends.
 """
