@@ -362,7 +362,7 @@ def test_text_that_looks_like_a_special_token_is_spelled_with_ordinary_ones(mode
 def test_what_cannot_be_followed_is_refused_before_anything_is_computed(models):
     local = engine(models, ("none",))
     for given, field, reason in (
-        ({"json": {"type": "foo"}}, "structured_outputs.json", "Invalid type: foo"),
+        ({"json": {"type": "foo"}}, "structured_outputs.json.type", "foo"),
         ({"regex": "[a"}, "structured_outputs.regex", "regex"),
         ({"grammar": "start: x"}, "structured_outputs.grammar", "unknown name"),
         ({"json": "{"}, "structured_outputs.json", "not valid JSON"),
