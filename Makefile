@@ -29,7 +29,7 @@ PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve check test test-slow test-browser test-clients lint format proto lock image-lock k8s sbom scan clean
+.PHONY: help setup serve check test test-slow test-browser test-clients lint format proto lock image-lock k8s models sbom scan clean
 
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -127,6 +127,9 @@ endif
 
 k8s: $(STAMP)  ## renew the configuration's part of the chart's schema
 	$(BIN)/python -m cluster.deploy.chart_schema k8s/chart/values.schema.json
+
+models: $(STAMP)  ## renew the tables of docs/models.md
+	$(BIN)/python -m tests.lossless.model_families --write docs/models.md
 
 sbom:  ## what the images hold, as CycloneDX: build/sbom-cpu.json, build/sbom-cuda.json
 	rm -rf build/sbom && $(PYTHON) -m venv build/sbom

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from transformers import PreTrainedModel
 
-from actors.engine.attention.interface import Scoring
+from actors.engine.attention.carried_plan import carry_plans
+from actors.engine.attention.interface import PlanLost, Scoring
 from actors.engine.attention.latent import latent_projection
+from actors.engine.decoder_layers import num_decoder_layers
 from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
 
@@ -16,12 +20,17 @@ class ShapeProbe:
 
     def __init__(self) -> None:
         self._shapes: dict[int, LayerShape] = {}
+        self.windowed: set[int] = set()  # layers that are given a sliding window
 
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
+        if layer in self._shapes:
+            raise ModelError(f"layer {layer} attends more than once; each must have keys and values of its own")
         _, kv_heads, key_dim = keys.shape
         self._shapes[layer] = LayerShape(kv_heads, key_dim, values.shape[-1], keys.dtype)
+        if scoring.sliding_window is not None:
+            self.windowed.add(layer)
         return query.new_zeros((*query.shape[:-1], values.shape[-1]))
 
     def shapes(self, num_layers: int, name: str) -> list[LayerShape]:
@@ -34,15 +43,48 @@ class ShapeProbe:
         return [self._shapes[layer] for layer in range(num_layers)]
 
 
+def _give_windows(model: PreTrainedModel, windowed: Set[int]) -> None:
+    """Tell the layers whose sliding window is only in transformers' masks (Qwen2-MoE), which are not made here."""
+    config = model.config.get_text_config()
+    types = enumerate(getattr(config, "layer_types", None) or ())
+    missing = {layer for layer, kind in types if kind == "sliding_attention" and layer not in windowed}
+    for module in model.base_model.modules():
+        if getattr(module, "layer_idx", None) in missing:
+            module.window_of_mask = config.sliding_window
+
+
+def _described(model: PreTrainedModel) -> str:
+    has_alibi = any("alibi" in name for name in dir(type(model.base_model)))
+    return type(model).__name__ + (", which has ALiBi," if has_alibi else "")
+
+
+def _probe(model: PreTrainedModel) -> ShapeProbe:
+    """Raises ModelError, whatever the model's forward raises for the arguments of a packed batch."""
+    probe = ShapeProbe()
+    row = torch.zeros((1, 1), dtype=torch.int64, device=next(model.parameters()).device)
+    try:
+        model(input_ids=row, position_ids=row, use_cache=False, paged_plan=probe)
+    except (ModelError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        problem = " ".join(str(error).split())[:300]
+        raise ModelError(
+            f"{type(model).__name__} does not compute packed rows: {type(error).__name__}: {problem}"
+        ) from error
+    return probe
+
+
 @torch.inference_mode()
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     """Of all attention layers. With tensor parallelism all ranks call this at once. Raises ModelError for a model with
     attention that goes another way."""
-    probe = ShapeProbe()
-    device = next(model.parameters()).device
-    row = torch.zeros((1, 1), dtype=torch.int64, device=device)
-    model(input_ids=row, position_ids=row, use_cache=False, paged_plan=probe)
-    shapes = probe.shapes(int(model.config.get_text_config().num_hidden_layers), type(model).__name__)
+    try:
+        probe = _probe(model)
+    except PlanLost:
+        carry_plans(model)
+        probe = _probe(model)
+    shapes = probe.shapes(num_decoder_layers(model), _described(model))
+    _give_windows(model, probe.windowed)
     for module in model.modules():
         if latent_projection(module) is not None:
             shapes[module.layer_idx] = shapes[module.layer_idx]._replace(shares_values=True)

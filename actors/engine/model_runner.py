@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numba import njit
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention, has_varlen_kernel
@@ -28,11 +28,11 @@ from actors.engine.device_inputs import DeviceInputs, Shape, send_inputs, send_w
 from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
 from actors.engine.kv_cache import KvCache
+from actors.engine.layer_checks import check_layers
 from actors.engine.layer_shapes import layer_shapes
 from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
-from actors.errors import ModelError
 from actors.models.shards import VocabularyShard
 from actors.options import AttentionBackend, Exactness
 
@@ -44,23 +44,6 @@ ROW_TILE = 16
 _EXACT_THREADS = 2
 _MOST_STEPPED_ROWS = 256  # limit of `row_steps`: beyond, a step hardly matters
 Result = TypeVar("Result")
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-def _check_layers(config: PretrainedConfig, exact: Exactness) -> None:
-    """Raises ModelError for layers whose result the engine would get wrong."""
-    others = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if others:
-        raise ModelError(
-            f"{config.model_type} has layers of type {', '.join(sorted(others))}; "
-            f"{' and '.join(sorted(_LAYER_TYPES))} are computed"
-        )
-    experts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
-    if exact == "bitwise" and any(experts):
-        raise ModelError(
-            f"exact is 'bitwise' and {config.model_type} has experts, whose rows are multiplied with whatever other "
-            "rows chose the same one; it needs a model without"
-        )
 
 
 class ModelRunner:
@@ -85,8 +68,7 @@ class ModelRunner:
         if self.device.type == "cuda":
             # torch prefers cuDNN for masked attention on Hopper, which builds a plan for each new context length.
             torch.backends.cuda.enable_cudnn_sdp(False)
-        config = model.config.get_text_config()
-        _check_layers(config, exact)
+        check_layers(model, exact)
         model.set_attn_implementation(ATTENTION_NAME)
         cache_latents(model)
         shapes = layer_shapes(model)

@@ -75,33 +75,39 @@ def choose_device(device: str) -> str:
     return device
 
 
-def load_config(source: ModelSource) -> PretrainedConfig:
-    """The model's configuration. Raises ModelError unless it is a language model from text to text that `transformers`
-    knows: decoder-only, or encoder-decoder."""
+def read_config(source: ModelSource) -> PretrainedConfig:
+    """The configuration of a model of any kind that `transformers` knows. Raises ModelError."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
+            return AutoConfig.from_pretrained(source.path, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"model {source.spec!r}: config.json cannot be used: {_one_line(error)}") from None
-    if getattr(config, "is_encoder_decoder", False):
-        problem = _encoder_problem(config)
-        if problem is not None:
-            raise ModelError(f"model {source.spec!r}: {config.model_type} {problem}")
-    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(
-            f"model {source.spec!r}: {config.model_type} is not a language model that transformers generates with"
-        )
+
+
+def load_config(source: ModelSource) -> PretrainedConfig:
+    """The model's configuration. Raises ModelError unless it is a language model from text to text that `transformers`
+    knows: decoder-only, or encoder-decoder."""
+    config = read_config(source)
+    problem = generation_problem(config)
+    if problem is not None:
+        raise ModelError(f"model {source.spec!r}: {config.model_type} {problem}")
     return config
 
 
-def _encoder_problem(config: PretrainedConfig) -> str | None:
-    """Why an encoder-decoder model cannot be used, or None."""
+def generation_problem(config: PretrainedConfig) -> str | None:
+    """Why a configuration is not of a language model from text to text, as a predicate to its model type; or None."""
     from transformers import GenerationMixin
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    )
 
+    if not getattr(config, "is_encoder_decoder", False):
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return None
+        return "is not a language model that transformers generates with"
     if type(config) not in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         return "is not a language model that transformers generates with"
     kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]

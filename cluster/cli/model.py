@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
 from actors.home import paceline_home
 from actors.models.catalog import CATALOG, prepare_model, prepared_path
+from actors.models.loader import read_config
+from actors.models.source import ModelSource
 from cluster.cli.progress import progress_bars
 
 app = typer.Typer(no_args_is_help=True, help="Prepare and find the models that are served by name.")
@@ -32,6 +35,26 @@ def path(name: str = typer.Argument(help="Name in the catalog.")) -> None:
         typer.echo(f"model {name!r} is not prepared; run `paceline model prepare {name}`", err=True)
         sys.exit(1)
     typer.echo(found)
+
+
+@app.command()
+def check(
+    model: str = typer.Argument(
+        metavar="ARCH|DIR", help="A model type of transformers, such as qwen3_moe, or a directory with a config.json."
+    ),
+) -> None:
+    """Try an architecture: a tiny random model of it on the engine against transformers. Prints exact, or what it is
+    refused for; exit status 1 unless exact. No weights are read."""
+    from actors.engine.model_check import check_architecture, check_model_type
+
+    directory = Path(model)
+    if directory.is_dir():
+        result = check_architecture(read_config(ModelSource(model, directory.name, directory)))
+    else:
+        result = check_model_type(model)
+    typer.echo(result)
+    if result.outcome != "exact":
+        sys.exit(1)
 
 
 @app.command("list")

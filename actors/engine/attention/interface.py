@@ -35,6 +35,10 @@ class Scoring:
     sinks: torch.Tensor | None = None
 
 
+class PlanLost(ModelError):
+    """A layer has not passed the plan of its forward on."""
+
+
 class AttentionPlan(Protocol):
     """How the rows of one forward attend."""
 
@@ -74,7 +78,7 @@ def paged_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    paged_plan: AttentionPlan,
+    paged_plan: AttentionPlan | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -89,7 +93,13 @@ def paged_attention(
             f"{type(module).__name__} attends with {', '.join(unknown) or 'a mask of its own'}; "
             "causal attention with sliding windows, soft caps and sinks is computed"
         )
+    if paged_plan is None:
+        raise PlanLost(f"{type(module).__name__} is not given the arguments of the model's forward")
+    if not getattr(module, "is_causal", True):
+        raise ModelError(f"{type(module).__name__} attends to later tokens, too; causal attention is computed")
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
+    if sliding_window is None:
+        sliding_window = getattr(module, "window_of_mask", None)
     scoring = Scoring(scale, sliding_window, softcap=kwargs.get("softcap"), sinks=kwargs.get("s_aux"))
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     latent = latent_projection(module)

@@ -16,6 +16,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from actors.engine.attention.carried_plan import carries_plan
 from actors.engine.attention.interface import AttentionPlan
 from actors.engine.compiled.merged_linears import merge_linears, share_products
 from actors.engine.compiled.opaque_attention import OpaquePlan, attending
@@ -80,6 +81,10 @@ def _is_compiled(layer: nn.Module) -> bool:
 def _layer_index(layer: nn.Module) -> int:
     """Index of the layer's cache. Raises ModelError unless it attends once, in a forward that nobody has replaced."""
     found = {module.layer_idx for module in layer.modules() if hasattr(module, "layer_idx")}
+    if carries_plan(layer):
+        raise ModelError(
+            f"{type(layer).__name__} passes no arguments on; hooks bring them, which one graph cannot hold"
+        )
     if len(found) != 1 or "forward" in vars(layer):
         raise ModelError(
             f"{type(layer).__name__} has {len(found)} caches and {'another' if 'forward' in vars(layer) else 'its own'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import json
 import logging
 import math
@@ -86,8 +87,9 @@ def replace_linears(model: nn.Module) -> bool:
     """
     choices = _choices_of(paceline_home() / "cpu_kernels.json")
     for module in list(model.modules()):
+        reads_weights = _reads_weights(module)
         for name, child in list(module.named_children()):
-            if _is_plain(child):
+            if _is_plain(child) and not reads_weights:
                 kernel = choices.kernel(*_shape_of(child.weight))
                 setattr(module, name, KERNELS[kernel](child))
     for module in model.modules():
@@ -121,6 +123,12 @@ def choose_panels(weight: Tensor | BlockWeights) -> PanelKernel | None:
 def fastest_dtype(in_features: int, out_features: int) -> Dtype:
     """In which a CPU model with weights in bfloat16 is faster here: measured once on products of this shape."""
     return _choices_of(paceline_home() / "cpu_kernels.json").dtype(in_features, out_features)
+
+
+def _reads_weights(module: nn.Module) -> bool:
+    """Whether a module's forward multiplies with the weights of its parts by itself, as some routers of experts do."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "weight" in code.co_names
 
 
 def _is_plain(module: nn.Module) -> bool:

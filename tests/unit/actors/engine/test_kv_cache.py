@@ -113,7 +113,7 @@ def test_attention_of_cudnn_is_switched_off_on_cuda(monkeypatch, device, stays):
 
     config = SimpleNamespace(get_text_config=lambda: None)
     model = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device(device))]), config=config)
-    monkeypatch.setattr(model_runner, "_check_layers", check_layers)
+    monkeypatch.setattr(model_runner, "check_layers", check_layers)
     was = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:

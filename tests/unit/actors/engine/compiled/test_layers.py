@@ -23,6 +23,8 @@ from actors.engine.decoder_layers import decoder_layers
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
 from actors.messages import SamplingParams, SequenceStart, no_tokens
+from actors.models.random_model import random_model
+from actors.models.tiny_config import config_of_type, tiny_config
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB, BLOCK = 61, 4
@@ -143,6 +145,18 @@ def test_a_part_that_cannot_be_traced_runs_as_it_was_and_one_line_says_so(caplog
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("actors")]
     assert len(lines) == 2  # the layer, which has such norms, and the last norm
     assert all("runs eagerly: it cannot be compiled" in line for line in lines)
+
+
+def test_layers_that_pass_no_arguments_on_stay_as_they_are_and_one_line_says_so(caplog):
+    model, backend = random_model(tiny_config(config_of_type("nemotron"))), Shared()
+    expected = logits_of(model)  # hooks the plan through
+    with caplog.at_level(logging.WARNING), torch.inference_mode():
+        compile_model(model, backend)
+        found = logits_of(model)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("actors")]
+    assert "is not compiled: NemotronDecoderLayer passes no arguments on" in line
+    assert not backend.products
 
 
 def test_a_model_that_is_compiled_already_stays_as_it_is(caplog):

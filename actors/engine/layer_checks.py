@@ -1,0 +1,39 @@
+"""Refuses models whose layers the engine would compute wrongly, by what it lacks for them."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from actors.errors import ModelError
+from actors.options import Exactness
+
+_COMPUTED = ("full_attention", "sliding_attention")
+_RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+_OF_CHOSEN_KEYS = (
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "minimax_m3_sparse",
+)
+_LACKED = {
+    **dict.fromkeys(_RECURRENT, "a recurrent state"),
+    **dict.fromkeys(_OF_CHOSEN_KEYS, "attention to chosen keys"),
+    "chunked_attention": "attention within chunks",
+}
+
+
+def check_layers(model: PreTrainedModel, exact: Exactness) -> None:
+    """Raises ModelError for types of layers, positions and experts that are not supported."""
+    config = model.config.get_text_config()
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - {*_COMPUTED})
+    if others:
+        named = ", ".join(f"{name} ({_LACKED[name]})" if name in _LACKED else name for name in others)
+        raise ModelError(f"{config.model_type} has layers of type {named}; {' and '.join(_COMPUTED)} are computed")
+    if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.base_model.modules()):
+        raise ModelError(f"{config.model_type} counts positions from its padding token on; they must begin at 0")
+    experts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
+    if exact == "bitwise" and any(experts):
+        raise ModelError(
+            f"exact is 'bitwise' and {config.model_type} has experts, whose rows are multiplied with whatever other "
+            "rows chose the same one; it needs a model without"
+        )

@@ -1,0 +1,74 @@
+"""The check of an architecture finds what an engine would compute wrongly, and refusals name what is missing.
+
+That it finds all families right is in tests/lossless/test_model_families.py.
+"""
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from actors.engine import model_runner
+from actors.engine.kv_cache import KvCache
+from actors.engine.layer_shapes import ShapeProbe
+from actors.engine.model_check import ModelCheck, check_architecture, check_model_type
+from actors.engine.sequence import Sequence
+
+# The attention of BERT's relatives is causal where they are decoders.
+DECODER = {"is_decoder": True}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "stablelm", "nemotron", "t5"])
+def test_families_are_exact(model_type):
+    assert check_model_type(model_type) == ModelCheck("exact")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "missing"),
+    [
+        ("qwen3_next", {}, "recurrent state"),
+        ("llama4_text", {}, "attention within chunks"),
+        ("deepseek_v32", {}, "attention to chosen keys"),
+        ("bloom", {}, "ALiBi"),
+        ("diffllama", {}, "attends more than once"),
+        ("bert", {}, "later tokens"),
+        ("roberta", DECODER, "counts positions from its padding token"),
+        ("blt", {}, "no num_hidden_layers"),
+        ("switch_transformers", {}, "experts of limited capacity"),
+    ],
+)
+def test_what_is_missing_is_named(model_type, options, missing):
+    result = check_architecture(CONFIG_MAPPING[model_type](**options))
+    assert result.outcome == "refused"
+    assert missing in result.reason
+
+
+def test_an_encoders_family_is_exact_as_a_decoder():
+    assert check_architecture(CONFIG_MAPPING["bert"](**DECODER)) == ModelCheck("exact")
+
+
+def test_a_configuration_of_which_no_model_can_be_made_is_not_tried():
+    result = check_architecture(CONFIG_MAPPING["llama"](hidden_act="none such"))
+    assert result.outcome == "not tried"
+    assert "none such" in result.reason
+
+
+def test_wrong_positions_are_found(monkeypatch):
+    monkeypatch.setattr(model_runner, "check_layers", lambda *_: None)
+    result = check_architecture(CONFIG_MAPPING["roberta"](**DECODER))
+    assert (result.outcome, result.reason[:30]) == ("wrong", "logits of a part of a prompt d")
+
+
+def test_keys_that_one_call_overwrites_for_another_are_found(monkeypatch):
+    attend = ShapeProbe.attend
+    monkeypatch.setattr(ShapeProbe, "attend", lambda probe, *a: (probe._shapes.clear(), attend(probe, *a))[1])
+    monkeypatch.setattr(ShapeProbe, "shapes", lambda probe, count, name: [*probe._shapes.values()] * count)
+    assert check_model_type("diffllama").outcome == "wrong"
+
+
+def test_accepted_drafts_that_are_not_moved_into_place_are_found(monkeypatch):
+    monkeypatch.setattr(KvCache, "copy_slots", lambda *_: None)
+    assert check_model_type("llama") == ModelCheck("wrong", "tokens of answers differ")
+
+
+def test_a_prefix_cache_that_finds_nothing_is_found(monkeypatch):
+    monkeypatch.setattr(Sequence, "reuse_prefix", lambda _: None)
+    assert check_model_type("llama") == ModelCheck("wrong", "no cached prefix was found")
