@@ -28,10 +28,12 @@ def gpu(flat_s: float, row_s: float) -> StepTimeCurve:
         (gpu(6e-3, 0.5e-6), 8, MOST_PREFILL_ROWS),
         # each row costs as much as the first
         (curve(lambda rows: 5e-3 * rows), 0, 256),
-        (curve(lambda rows: 5e-3 * rows), 4, 256),
+        (curve(lambda rows: 5e-3 * rows), 4, 32),
+        (curve(lambda rows: 5e-4 * rows), 4, 128),  # within a tenth of a second
         # a CPU, measured up to 64 rows
         (curve(lambda rows: 30e-3 + 4e-3 * rows, ROWS[:4]), 0, 256),
-        (curve(lambda rows: 30e-3 + 4e-3 * rows, ROWS[:4]), 4, 256),
+        (curve(lambda rows: 30e-3 + 4e-3 * rows, ROWS[:4]), 4, 32),
+        (curve(lambda rows: 30e-3 + 4e-3 * rows, ROWS[:4]), 32, 64),  # who decode wait for one another anyway
         # rows get cheaper, but others would wait too long for it
         (curve(lambda rows: 6e-3 + 1e-3 * rows**0.75), 0, MOST_PREFILL_ROWS),
         (curve(lambda rows: 6e-3 + 1e-3 * rows**0.75), 1, 256),
