@@ -41,6 +41,7 @@ class Drafts:
     """What a draft model would draft, greedily and as deep as asked, at each position of the target's answers."""
 
     def __init__(self, model: Any, answers: Sequence[Generation]) -> None:
+        self.vocab_size = int(model.config.vocab_size)
         self._chains: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
         engine = DraftEngine(model, EngineOptions(num_blocks=2048, block_size=16))
         sampling = SamplingParams(seed=0, temperature=0.0)
@@ -116,12 +117,18 @@ class KnownTarget(ToyTarget):
 
 
 def speed(
-    answers: Sequence[Generation], drafts: Drafts, cost: float, batch_size: int, fixed: int | None
+    spec: str,
+    answers: Sequence[Generation],
+    drafts: Drafts,
+    cost: float,
+    batch_size: int = 1,
+    fixed: int | None = None,
 ) -> tuple[float, float]:
-    """(tokens per simulated second after the prompts, tokens a round). fixed: depth of all drafts; None: by value."""
+    """(tokens per simulated second after the prompts, tokens a round). spec: the target; cost: time of a draft forward,
+    as a share of the target's; fixed: depth of all drafts, None: by value."""
     worker = Worker(drafts, cost * TARGET_S)
     with ExitStack() as stack:
-        target = KnownTarget(answers, 49_152)
+        target = KnownTarget(answers, drafts.vocab_size)
         stack.enter_context(patch.object(offline, "build_target_engine", lambda *_, **__: target))
         stack.enter_context(patch.object(offline, "warm_up", lambda _: [(1, 0.0), (64, 0.0)]))
         stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
@@ -129,7 +136,7 @@ def speed(
         if fixed is not None:
             stack.enter_context(patch.object(DraftDepth, "min_confidence", lambda *_: 0.0))
         engine = LocalEngine(
-            "smollm2",
+            spec,
             drafters=("draft_model",),
             batch_size=batch_size,
             gamma=fixed or MOST_DEPTH,
@@ -188,11 +195,11 @@ def main() -> None:
         drafts = Drafts(model, answers)
         for cost in arguments.costs:
             sweep = {
-                depth: speed(answers, drafts, cost / 100, arguments.batch, depth)[0]
+                depth: speed("smollm2", answers, drafts, cost / 100, arguments.batch, depth)[0]
                 for depth in (1, 2, 3, 4, 5, 6, 8, 10, MOST_DEPTH)
             }
             best = max(sweep, key=lambda depth: sweep[depth])
-            own, per_round = speed(answers, drafts, cost / 100, arguments.batch, None)
+            own, per_round = speed("smollm2", answers, drafts, cost / 100, arguments.batch)
             print(
                 f"{name}, a draft forward takes {cost:g} %: by value {own:.1f} tokens/s at {per_round:.2f} a round; "
                 f"best fixed depth {best}: {sweep[best]:.1f}; ratio {own / sweep[best]:.3f}",

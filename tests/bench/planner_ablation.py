@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
+import torch
 
 import cluster.offline.engine as offline
 from actors.draft_tree import DraftTree
@@ -179,6 +180,7 @@ class KnownTarget(ToyTarget):
     """Keeps sequences as an engine does, and predicts from `Answers`."""
 
     has_head = False
+    device = torch.device("cpu")
 
     def __init__(self, answers: Answers, vocab_size: int, row_steps: Sequence[int]) -> None:
         super().__init__(vocab_size, 8192, 16, 512, order=1 << 20)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from actors.models.catalog import resolve_model
+from actors.models.loader import load_model
+from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_tiny_model
-from tests.bench import bench_round_planning, bench_round_profile
+from tests.bench import bench_round_planning, bench_round_profile, draft_depth
 
 
 @pytest.mark.parametrize("attention", ["triton_tree", "padded"])
@@ -34,3 +37,15 @@ def test_the_profile_of_a_round_adds_up(tmp_path):
     assert all(milliseconds > 0.0 for milliseconds in parts.values()), found
     assert sum(parts.values()) + found["link"] == pytest.approx(found["round"], rel=0.1)
     assert found["tokens"] >= 1.0
+
+
+def test_depths_of_drafts_are_compared(tmp_path):
+    spec = str(save_tiny_model(tmp_path, "llama", 3, layers=1, max_positions=256))
+    plain = LocalEngine(spec, drafters=("none",), draft_model="none", dtype="float32")
+    answers = plain.generate([[5, 6, 7], [9, 10]], max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    drafts = draft_depth.Drafts(load_model(resolve_model(spec, tmp_path)), answers)  # a copy: it is always right
+    deep, tokens_a_round = draft_depth.speed(spec, answers, drafts, cost=0.01, fixed=8)
+    shallow, _ = draft_depth.speed(spec, answers, drafts, cost=0.01, fixed=1)
+    by_value, _ = draft_depth.speed(spec, answers, drafts, cost=0.01)
+    assert tokens_a_round > 3.0
+    assert shallow < min(deep, by_value)

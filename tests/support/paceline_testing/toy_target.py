@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.messages import GenerationRequest, SequenceDelta, Successors, Verdict, VerifyBatch, VerifyItem, VerifyResult
+from actors.messages import (
+    GenerationRequest,
+    MasksSource,
+    SequenceDelta,
+    Successors,
+    Verdict,
+    VerifyBatch,
+    VerifyItem,
+    VerifyResult,
+)
 from cache_service.splitmix64 import MIX_1, STEP
 
 _MASK = (1 << 64) - 1
@@ -103,8 +112,8 @@ class ToyTarget:
         for seq_id in list(self._sequences):
             self.lose(seq_id)
 
-    def verify(self, batch: VerifyBatch) -> VerifyResult:
-        """Carry out a round. Raises ValueError where the batch breaks the protocol."""
+    def verify(self, batch: VerifyBatch, masks: MasksSource | None = None) -> VerifyResult:
+        """Carry out a round, without masks. Raises ValueError where the batch breaks the protocol."""
         for seq_id in batch.finished:
             self.lose(seq_id)
         if len({item.delta.seq_id for item in batch.items}) != len(batch.items):
