@@ -243,7 +243,7 @@ class TestExactCluster:
         }
         refused = cluster.http.post("/v1/completions", json=body)
         assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "response_format.json_schema.schema"
+        assert refused.json()["error"]["param"] == "response_format.json_schema.schema.unevaluatedItems"
         assert "unevaluatedItems" in refused.json()["error"]["message"]
 
     def test_statistics_add_up(self, cluster):

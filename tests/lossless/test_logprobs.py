@@ -111,14 +111,14 @@ def test_prompts_are_scored_whole_in_parts_and_beside_others(models, of_transfor
 
 def test_a_target_that_loses_a_prompt_scores_it_anew(models, of_transformers, monkeypatch):
     local = engine(models, ("none",))
-    rounds = 0
+    rounds, verify = 0, local.target.verify
 
-    def forget_once(batch: Any, verify: Any = local.target.verify) -> Any:
+    def forget_once(batch: Any, masks: Any = None) -> Any:
         nonlocal rounds
         rounds += 1
         if rounds == 3:  # of the three rounds of the prompt
             local.target.clear()
-        return verify(batch)
+        return verify(batch, masks)
 
     monkeypatch.setattr(local.target, "verify", forget_once)
     (answer,) = local.generate([LONG], max_new_tokens=2, prompt_logprobs=1)
