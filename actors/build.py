@@ -89,21 +89,8 @@ def build_target_engine(
     silence_unmapped_tokens(model, source)
     if ranks > 1:
         _choose_sums(model, options)
-    bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
-    tokens = options.kv_cache_tokens
-    if tokens is None:
-        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
-        if head is not None:
-            bytes_per_token += head.kv_bytes_per_token()
-        tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)
-        if meter is None:
-            tokens = min(tokens, _MAX_AUTO_TOKENS)
-    num_blocks = _blocks_of(tokens, options.block_size)
-    if ranks > 1:
-        # With pools of their own size, one rank would find no room for a sequence that the others compute.
-        num_blocks = least_of_ranks(num_blocks)
     engine_options = EngineOptions(
-        num_blocks=num_blocks,
+        num_blocks=_target_blocks(model, config, options, head, limits, meter),
         block_size=options.block_size,
         prefix_cache=options.prefix_cache,
         exact=options.exact,
@@ -117,6 +104,30 @@ def build_target_engine(
             EagleDrafter(model, head, engine_options.num_slots, options.eagle, attention=attention, num_ranks=ranks)
         )
     return engine
+
+
+def _target_blocks(
+    model: PreTrainedModel,
+    config: PretrainedConfig,
+    options: TargetOptions,
+    head: EagleHead | None,
+    limits: RoundLimits,
+    meter: GpuMeter | None,
+) -> int:
+    """Blocks of the KV cache: those asked for, or as many as fit."""
+    ranks = options.tensor_parallel
+    bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
+    tokens = options.kv_cache_tokens
+    if tokens is None:
+        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
+        if head is not None:
+            bytes_per_token += head.kv_bytes_per_token()
+        tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)
+        if meter is None:
+            tokens = min(tokens, _MAX_AUTO_TOKENS)
+    num_blocks = _blocks_of(tokens, options.block_size)
+    # With pools of their own size, one rank would find no room for a sequence that the others compute.
+    return least_of_ranks(num_blocks) if ranks > 1 else num_blocks
 
 
 def _check_bitwise_on(device: str, *, warns: bool) -> None:

@@ -128,7 +128,7 @@ class EagleHead(nn.Module):
 
     @property
     def kv_shapes(self) -> list[LayerShape]:
-        """Of each layer."""
+        """Keys and values of each layer."""
         config = self.config
         shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
         return [shape] * len(self.layers)

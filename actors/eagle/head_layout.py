@@ -138,7 +138,7 @@ def _refuse_unknown(file: Path, kind: HeadKind, data: Mapping[str, Any], nested:
     for key in eagle_config.keys() - {_LAYER_IDS, "use_aux_hidden_state"}:
         raise ModelError(f"{file}: eagle_config.{key} is {eagle_config[key]!r}, which is not implemented")
     for values in (data, eagle_config):
-        if values.get("use_aux_hidden_state") is False:
+        if kind == "eagle3" and values.get("use_aux_hidden_state") is False:
             raise ModelError(f"{file}: use_aux_hidden_state is False, which is not implemented for EAGLE-3 heads")
 
 

@@ -34,7 +34,7 @@ class ShapeProbe:
         return query.new_zeros((*query.shape[:-1], values.shape[-1]))
 
     def shapes(self, num_layers: int, name: str) -> list[LayerShape]:
-        """Of layers 0 .. num_layers - 1. Raises ModelError, with the model's name, if some have not attended."""
+        """Shapes of layers 0 .. num_layers - 1. Raises ModelError, with the model's name, if some have not attended."""
         if sorted(self._shapes) != list(range(num_layers)):
             raise ModelError(
                 f"{len(self._shapes)} of {num_layers} layers of {name} attend through transformers' attention "
@@ -76,8 +76,8 @@ def _probe(model: PreTrainedModel) -> ShapeProbe:
 
 @torch.inference_mode()
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """Of all attention layers. With tensor parallelism all ranks call this at once. Raises ModelError for a model with
-    attention that goes another way."""
+    """The shapes of all attention layers. With tensor parallelism all ranks call this at once. Raises ModelError for a
+    model with attention that goes another way."""
     try:
         probe = _probe(model)
     except PlanLost:

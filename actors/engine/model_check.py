@@ -117,7 +117,7 @@ class _Reference:
 
 
 def _prompts() -> list[list[int]]:
-    """Of different lengths; the last begins as the first does."""
+    """Three of different lengths; the last begins as the first does."""
     rng = np.random.default_rng(0)
     first, second, rest = (rng.integers(3, VOCAB_SIZE - 3, length).tolist() for length in (21, 10, 4))
     return [first, second, first[:18] + rest]
@@ -134,7 +134,7 @@ def _difference(model: PreTrainedModel, reference: _Reference) -> str | None:
 
 
 def _difference_of_logits(runner: ModelRunner | EncoderDecoderRunner, reference: _Reference) -> str | None:
-    """Of two sequences in each forward: a part of their prompts, the rest with a tree, and all with a chain."""
+    """Two sequences in each forward: a part of their prompts, the rest with a tree, and all with a chain."""
     pool = BlockPool(_NUM_BLOCKS, _BLOCK_SIZE, prefix_cache=False)
     texts = [_Text(runner, pool, seq_id, prompt) for seq_id, prompt in enumerate(_prompts()[:2])]
     rounds: list[tuple[str, int | None, _Tree]] = [
@@ -212,7 +212,7 @@ def _path(node: int, parents: Sequences[int]) -> list[int]:
 
 
 def _difference_of_tokens(engine: TargetEngine, reference: _Reference) -> str | None:
-    """Of greedy answers: two at a time, with right and wrong drafts, and one whose prompt begins as an earlier one."""
+    """Greedy answers: two at a time, with right and wrong drafts, and one whose prompt begins as an earlier one."""
     first, second, third = ([prompt, reference.answer(prompt, _OUTPUT)] for prompt in _prompts())
     for what, answers in (("answers", [first, second]), ("an answer after a cached prefix", [third])):
         streams = [_Stream(index + 1, *answer) for index, answer in enumerate(answers)]

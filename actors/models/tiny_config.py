@@ -83,7 +83,7 @@ def tiny_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _shrunk(values: Mapping[str, Any]) -> _Values:
-    """Of a configuration or a part of it."""
+    """The fields of a configuration or a part of it."""
     layers = next((count for name, count in values.items() if _LAYERS.fullmatch(name) and _is_size(count)), 0)
     kept = _kept_layers(values, layers)
     tiny = {name: _shrunk_value(name, value, values, kept, layers) for name, value in values.items()}

@@ -11,6 +11,7 @@ depend on what the planner chose.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,11 +23,12 @@ _WEIGHT = 0.1  # of a new measurement of the draft model's time
 _DECAY = 0.98  # of counts, with each answer
 _PRIOR = 4.0  # nodes that the first guess of `a` counts as
 _FIRST_SHARE = 0.7
+_ANY_VOCABULARY = 1 << 31
 
 
 @dataclass(slots=True)
 class DraftDepth:
-    """Of the rounds of one namespace, or of mixed rounds."""
+    """What rounds of one namespace, or mixed rounds, have shown."""
 
     level_s: float = 0.0  # typical time of a draft worker for one level of its trees
     _curve: Calibration = field(default_factory=lambda: Calibration(1))
@@ -53,17 +55,20 @@ class DraftDepth:
         return float(KNOTS[index - 1] + part * (KNOTS[index] - KNOTS[index - 1]))
 
     def observe_answer(self, elapsed_s: float, num_levels: int) -> None:
-        """Take in how long a worker took for trees of so many levels."""
-        if num_levels < 1:
+        """Take in how long a worker took for trees of so many levels. Times that are none are ignored."""
+        if num_levels < 1 or not 0.0 <= elapsed_s < math.inf:
             return
         measured = elapsed_s / num_levels
         self.level_s += (measured - self.level_s) * (_WEIGHT if self.level_s else 1.0)
 
     def observe_tree(self, tree: DraftTree, emitted: np.ndarray) -> None:
-        """Take in a worker's tree and the tokens that the target then emitted, int32.
+        """Take in a worker's tree and the tokens that the target then emitted, int32. A tree that breaks the promises
+        of `DraftTree` is ignored.
 
         Nodes beyond the emitted tokens are not judged, unless they follow a wrong one.
         """
+        if not is_sound(tree):
+            return
         is_right = _judge(tree, emitted.tolist())
         judged = np.array([right is not None for right in is_right], np.bool_)
         if not judged.any():
@@ -76,9 +81,14 @@ class DraftDepth:
         self._right = self._right * _DECAY + right
 
 
+def is_sound(tree: DraftTree) -> bool:
+    """Whether a tree of the right arrays may be walked, whatever the vocabulary."""
+    return tree.is_valid(_ANY_VOCABULARY)
+
+
 def num_levels(tree: DraftTree) -> int:
-    """Nodes of the longest path."""
-    return int(depths_of(tree.parents).max()) if len(tree) else 0
+    """Nodes of the longest path; 0 for a tree that is not sound."""
+    return int(depths_of(tree.parents).max()) if len(tree) and is_sound(tree) else 0
 
 
 def _judge(tree: DraftTree, emitted: list[int]) -> list[bool | None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actors.draft_tree import DraftTree
 from actors.messages import DraftItem, DraftResult, SequenceDelta, VerifyResult, no_tokens
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
@@ -151,8 +152,6 @@ class WorkerDrafting:
         self._workers.count_answer(worker_id, round.round_id)
         if is_awaited:
             self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
-            if all(item.begin is None for item in round.asked.batches[worker_id].items):  # else it computed prompts
-                round.traffic.depth.observe_answer(result.elapsed_s, max(map(num_levels, result.trees), default=0))
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:
@@ -167,17 +166,21 @@ class WorkerDrafting:
             if entry is not None and source is not None:
                 most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, source, tree, max_nodes=most)
+        if is_awaited:
+            self._learn_time(round, worker_id, result.elapsed_s)
+
+    def _learn_time(self, round: Round, worker_id: str, elapsed_s: float) -> None:
+        if any(item.begin is not None for item in round.asked.batches[worker_id].items):
+            return  # it computed prompts, too
+        drafted = [tree for entry in round.entries if entry.draft_worker == worker_id for tree in _drafts_of(entry)]
+        round.traffic.depth.observe_answer(elapsed_s, max(map(num_levels, drafted), default=0))
 
     def observe(self, round: Round, emitted: list[Emitted]) -> None:
         """Learn how likely drafts are right. Call it when the round's tokens are committed."""
         for index, first, _ in emitted:
             entry = round.entries[index]
-            source = entry.sequence.drafts.sources.worker
-            if entry.draft_worker is None or source is None:
-                continue
-            for proposer, tree in entry.proposals:
-                if proposer == source:
-                    round.traffic.depth.observe_tree(tree, entry.sequence.tokens(first))
+            for tree in _drafts_of(entry):
+                round.traffic.depth.observe_tree(tree, entry.sequence.tokens(first))
 
     def wants_corrections(self, round: Round) -> bool:
         """Whether a worker learns from the target predictions of this round."""
@@ -211,6 +214,12 @@ class WorkerDrafting:
             if sequence.namespace == namespace:
                 sequence.drafts.corrections = no_tokens()
         self._workers.drop_namespace(namespace)
+
+
+def _drafts_of(entry: RoundEntry) -> list[DraftTree]:
+    """What a draft worker has proposed for the sequence, at most one tree."""
+    source = None if entry.draft_worker is None else entry.sequence.drafts.sources.worker
+    return [tree for proposer, tree in entry.proposals if proposer == source]
 
 
 def _wants_corrections(entry: RoundEntry) -> bool:

@@ -25,6 +25,7 @@ from actors.options import EagleOptions
 from paceline_testing.drafting import paths_of
 from paceline_testing.integrity import check_integrity
 from paceline_testing.op_graph import OpGraphs
+from paceline_testing.plain_rotation import rotated
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_eagle_head, tiny_eagle_tensors
 from tests.gpu.launches import counted
 
@@ -70,15 +71,6 @@ def with_head(
 
 def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS)
-
-
-def rotated(x: torch.Tensor) -> torch.Tensor:
-    """[rows, heads, head_dim], row t at position t."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x))[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-    cos, sin = torch.cos(angles)[:, None], torch.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def causal_attention(w: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:

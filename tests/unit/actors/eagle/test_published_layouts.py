@@ -23,6 +23,7 @@ from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.options import AttentionBackend, EagleOptions
 from paceline_testing.drafting import paths_of
+from paceline_testing.plain_rotation import rotated
 from paceline_testing.tiny_models import make_tiny_model
 
 VOCAB, TARGET_SIZE, LAYERS, EPS = 61, 32, 6, 1e-5
@@ -200,15 +201,6 @@ LAYOUTS: dict[str, tuple[Callable[[], Published], tuple[int, ...]]] = {
 
 def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS)
-
-
-def rotated(x: torch.Tensor) -> torch.Tensor:
-    """[rows, heads, dim], row t at position t."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(len(x))[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-    cos, sin = torch.cos(angles)[:, None], torch.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def attention(w: Tensors, x: torch.Tensor) -> torch.Tensor:
@@ -390,3 +382,9 @@ def test_flags_of_eagle3_are_refused_in_older_heads(tmp_path, target, flag):
     head.config[flag] = [1, 2, 3] if flag.startswith("eagle") else True
     with pytest.raises(ModelError, match=rf"{flag} is .*, which is not implemented for EAGLE-1 and -2 heads"):
         load_eagle_head(head.save(tmp_path / "head"), target.config)
+
+
+def test_older_heads_may_say_that_they_read_no_inner_layers(tmp_path, target):
+    head = eagle()
+    head.config["use_aux_hidden_state"] = False
+    assert load_eagle_head(head.save(tmp_path / "head"), target.config).kind == "eagle"

@@ -54,6 +54,22 @@ def test_what_costs_nothing_is_drafted_to_the_end_and_what_never_pays_is_not():
     assert depth.min_confidence(50.0, 1, 0.2) > depth.min_confidence(50.0, 1, 0.0)
 
 
+@pytest.mark.parametrize("parents", [[1, -1], [-2, 0], [0, -1]])
+@pytest.mark.parametrize("confidence", [[0.5, 0.5], [float("nan"), 0.5]])
+def test_broken_trees_and_times_teach_nothing(parents, confidence):
+    depth = DraftDepth()
+    depth.observe_answer(0.01, 2)
+    before = depth.min_confidence(50.0, 1, 0.0)
+    broken = DraftTree(np.array([1, 2], np.int32), np.array(parents, np.int32), np.array(confidence, np.float32))
+    assert num_levels(broken) == 0
+    for _ in range(20):
+        depth.observe_tree(broken, np.array([1, 2], np.int32))
+        depth.observe_tree(chain([float("nan")]), np.array([0], np.int32))
+        for elapsed_s in (float("nan"), float("inf"), -1.0):
+            depth.observe_answer(elapsed_s, 2)
+    assert depth.min_confidence(50.0, 1, 0.0) == before
+
+
 def test_confidence_that_promises_too_much_is_seen_through():
     honest, boastful = DraftDepth(), DraftDepth()
     for number in range(400):
