@@ -22,6 +22,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(BIN)/python .ci/install.py $(UV_VERSION)
 STAMP := $(VENV)/.paceline
+COMPILED := $(VENV)/.compiled
 MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
@@ -34,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@awk -F ':.*## *' '/^[a-z0-9-]+:.*##/ {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) $(MODEL)  ## virtual environment in .venv with everything pinned, and the demo model
+setup: $(STAMP) $(MODEL) $(COMPILED)  ## virtual environment in .venv with everything pinned, and the demo model
 
 # Torch comes first and alone, so that it can come from another index. The stamp is written last: a setup that was
 # interrupted is done again.
@@ -51,6 +52,12 @@ $(STAMP): pyproject.toml requirements.lock
 
 $(MODEL): | $(STAMP)
 	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline model prepare smollm2
+
+# The kernels of router and engine, once: else every process of a cluster or a test run that starts first does it.
+$(COMPILED): | $(STAMP) $(MODEL)
+	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline generate --prompt "One two three. One two" --max-new-tokens 16 \
+		--temperature 0.5 --draft-model none > /dev/null
+	touch $@
 
 serve: setup  ## serve the demo model on this machine (CONFIG=, ARGS=)
 	PACELINE_HOME="$(PACELINE_HOME)" exec $(BIN)/paceline serve $(CONFIG) $(ARGS)

@@ -18,7 +18,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -228,6 +228,7 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
+    head_min_confidence: float = 0.0  # of the head's nodes that it drafts behind, except the root
 
     @property
     def tree(self) -> DraftTree:

@@ -2,7 +2,9 @@
 
 After each round the head runs over the positions with new features, then grows a tree: the `top_k` likeliest children
 of each of a level's `top_k` likeliest nodes, for `depth` levels. The likeliest nodes of all are kept (EAGLE-2, Li et
-al. 2024, arXiv:2406.16858). Only committed positions keep keys and values.
+al. 2024, arXiv:2406.16858). On the host, the tree ends where no node reaches the least confidence that the router asks
+for; on an accelerator all levels are computed, since shapes must not depend on scores. Only committed positions keep
+keys and values.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class _Tree:
     context: np.ndarray  # int64: slots of the committed positions that have keys and values
     position: int  # position of the root's row
     first_slot: int  # first scratch slot
+    min_score: float = -math.inf  # of nodes to expand
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     parents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     scores: np.ndarray = field(default_factory=lambda: np.empty(0, np.float64))
@@ -56,8 +59,8 @@ class _Tree:
     place: dict[int, int] = field(default_factory=dict)  # node -> its index among them
 
     def add(self, parents: np.ndarray, tokens: np.ndarray, scores: np.ndarray, top_k: int) -> None:
-        """Add children, [n] each, and choose which of them to expand: the best `top_k`, without those that cannot be
-        among the final `max_nodes`."""
+        """Add children, [n] each, and choose which of them to expand: the best `top_k`, without those below `min_score`
+        or that cannot be among the final `max_nodes`."""
         first = len(self.tokens)
         self.tokens = np.concatenate([self.tokens, tokens])
         self.parents = np.concatenate([self.parents, parents])
@@ -66,7 +69,7 @@ class _Tree:
         if len(self.scores) >= self.max_nodes:
             bar = np.partition(self.scores, -self.max_nodes)[-self.max_nodes]
             best = best[self.scores[best] >= bar]
-        self.frontier = best
+        self.frontier = best[self.scores[best] >= self.min_score]
 
     def expand(self) -> np.ndarray:
         """Give the frontier scratch places. Returns which of all places its nodes see, bool [frontier, places]."""
@@ -167,6 +170,7 @@ class EagleDrafter(Drafter[HeadRows]):
                 contexts[index],
                 asked[index].begin + len(asked[index].token_ids) - 1,
                 self._first_scratch + number * self._scratch_per_tree,
+                math.log(asked[index].min_confidence) if asked[index].min_confidence > 0.0 else -math.inf,
             )
             for group in groups
             for number, index in enumerate(group)

@@ -22,6 +22,7 @@ class HeadRows:
     feature_rows: np.ndarray  # int64 [n]: rows of the target's forward
     slots: np.ndarray  # int64 [begin + n]: the sequence's slots
     max_nodes: int  # limit of the tree after the last token; 0: no tree
+    min_confidence: float = 0.0  # path probability from which a node may be drafted behind
 
 
 class HiddenStateDrafter(Protocol):

@@ -241,7 +241,7 @@ class RouterCore:
         self._open = round
         self._choice.set_budgets(round)
         self._drafting.remote.ask(round, self._choice.price_of_a_node)
-        self._drafting.head.ask(round)
+        self._drafting.head.ask(round, self._choice.price_of_a_node)
         return round, self._requests.take_events()
 
     def _most_prefill_rows(self, sequences: SequenceOf[Sequence]) -> int:
@@ -408,7 +408,7 @@ class RouterCore:
             self.acceptance.observe(verified, accepted)
         self._drafting.cpu.observe(round, emitted, verified, accepted)
         self._drafting.remote.observe(round, emitted)
-        self._drafting.head.keep(round, result)
+        self._drafting.head.observe(round, emitted, result)
         self._teaching.teach(round, result, emitted)
         self._sink.share(round, emitted)
 
@@ -435,4 +435,5 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         draft=entry.tree if len(entry.tree.token_ids) else None,
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
+        head_min_confidence=round.asked.head_min_confidence,
     )

@@ -1,9 +1,9 @@
-"""How far a draft worker should draft: down to the confidence at which one more forward still pays.
+"""How far draft workers and the target's head should draft: down to the confidence at which one more forward pays.
 
-A forward of the draft model after a node of confidence c adds a child. The child is accepted with probability p(c) * a,
-where p is the measured acceptance of nodes of that confidence and a the share of right nodes whose child is right, too.
-It pays if it brings more tokens than the round would emit anyway in the time that it takes: its part of the draft
-model's forward, and its row in the target's forward.
+A forward of the draft model or head after a node of confidence c adds a child. The child is accepted with probability
+p(c) * a, where p is the measured acceptance of nodes of that confidence and a the share of right nodes whose child is
+right, too. It pays if it brings more tokens than the round would emit anyway in the time that it takes: its part of the
+forward, and its row in the target's forward.
 
 Learnt from what was drafted and what the target then said, whether it was verified or not. So what is learnt does not
 depend on what the planner chose.

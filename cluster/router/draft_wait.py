@@ -152,6 +152,7 @@ class Traffic:
     draft_wait: DraftWait = field(default_factory=DraftWait)
     head_wait: DraftWait = field(default_factory=DraftWait)  # for the target's head
     depth: DraftDepth = field(default_factory=DraftDepth)  # of draft workers' trees
+    head_depth: DraftDepth = field(default_factory=DraftDepth)  # of the head's
     explore_rounds: int = FIRST_EXPLORE_ROUNDS
     explore_in: int = FIRST_EXPLORE_ROUNDS
 

@@ -6,18 +6,22 @@ nothing has been committed since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from actors.draft_tree import DraftTree
 from actors.messages import VerifyResult
+from cluster.router.draft_depth import num_levels
 from cluster.router.proposals import Proposals
-from cluster.router.round import Round
+from cluster.router.round import Emitted, Round, RoundEntry
 
 
 class HeadDrafting:
     def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
 
-    def ask(self, round: Round) -> None:
+    def ask(self, round: Round, row_price: Callable[[Round], float]) -> None:
         """Have the head draft the next round of sequences that emit, if that pays. It sees prompts in any case;
-        otherwise it could not start drafting later."""
+        otherwise it could not start drafting later. row_price: the probability from which a node pays."""
         asking = []
         for entry in round.entries:
             sequence = entry.sequence
@@ -31,22 +35,34 @@ class HeadDrafting:
                 asking.append((entry, most))
         if asking and round.traffic.head_wait.pays(round.size.num_emitting):
             round.asked.head = True
+            tokens_per_s = round.traffic.head_wait.tokens_per_s(round.size.num_emitting) or 0.0
+            round.asked.head_min_confidence = round.traffic.head_depth.min_confidence(
+                tokens_per_s, len(asking), row_price(round)
+            )
             for entry, most in asking:
                 entry.head_nodes = most
 
     def propose(self, round: Round) -> None:
         """Propose the trees that came with the last result."""
         for entry in round.entries:
-            drafts, most = entry.sequence.drafts, entry.max_nodes
-            tree, source = drafts.head_tree, drafts.sources.head
-            if tree is None or source is None or not most or not entry.is_coupled:
-                continue
-            if drafts.head_length == entry.num_tokens:
+            source, most = entry.sequence.drafts.sources.head, entry.max_nodes
+            tree = _tree_of(entry)
+            if tree is not None and source is not None and most and entry.is_coupled:
                 # The likeliest nodes come first, so the first nodes are the best tree of that size.
                 self._proposals.add(entry, source, tree.first(most), max_nodes=most)
 
-    def keep(self, round: Round, result: VerifyResult) -> None:
-        """Keep a result's trees for the next round. Call it when the round's tokens are committed."""
+    def observe(self, round: Round, emitted: list[Emitted], result: VerifyResult) -> None:
+        """Learn how likely the head's nodes are right and what its levels cost, and keep the result's trees for the
+        next round. Call it when the round's tokens are committed."""
+        for index, first, _ in emitted:
+            entry = round.entries[index]
+            if (tree := _tree_of(entry)) is not None:
+                round.traffic.head_depth.observe_tree(tree, entry.sequence.tokens(first))
+        if all(entry.rows <= 1 for entry in round.entries if entry.head_nodes >= 0):  # else it computed prompts, too
+            round.traffic.head_depth.observe_answer(result.head_s, max(map(num_levels, result.drafts), default=0))
+        self._keep(round, result)
+
+    def _keep(self, round: Round, result: VerifyResult) -> None:
         if not result.drafts or len(result.drafted_seq_ids) != len(result.drafts):
             return
         asked = {entry.seq_id: entry for entry in round.entries if entry.head_nodes > 0}
@@ -55,3 +71,9 @@ class HeadDrafting:
             if entry is not None and entry.sequence.num_tokens > entry.num_tokens:  # it emitted
                 entry.sequence.drafts.head_tree = tree
                 entry.sequence.drafts.head_length = entry.sequence.num_tokens
+
+
+def _tree_of(entry: RoundEntry) -> DraftTree | None:
+    """The tree that the head grew after the tokens that the round began with."""
+    drafts = entry.sequence.drafts
+    return drafts.head_tree if drafts.head_length == entry.num_tokens else None

@@ -83,6 +83,7 @@ class AskedDrafters:
     num_workers: int = 0  # connected when the round was planned
     draft_model: bool = False
     head: bool = False  # the head drafts; otherwise it only reads the rows
+    head_min_confidence: float = 0.0  # of nodes that the head drafts behind
 
 
 @dataclass(slots=True)

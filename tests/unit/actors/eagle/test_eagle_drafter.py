@@ -5,6 +5,7 @@ Covers `actors.engine.feature_tap` and `actors.engine.hidden_state_drafter`, too
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -134,7 +135,9 @@ class Reference:
         whole[self.tensors["d2t"] + torch.arange(len(scores))] = scores
         return whole
 
-    def tree(self, tokens: list[int], depth: int, top_k: int, max_nodes: int) -> dict[tuple[int, ...], float]:
+    def tree(
+        self, tokens: list[int], depth: int, top_k: int, max_nodes: int, min_confidence: float = 0.0
+    ) -> dict[tuple[int, ...], float]:
         """Paths of the tree behind `tokens`, with their probabilities."""
         base = self.features(tokens[:-1])
 
@@ -149,6 +152,7 @@ class Reference:
         remembered = {path: score for path, score, _ in level}
         for _ in range(depth):
             level = sorted(level, key=lambda node: -node[1])[:top_k]
+            level = [node for node in level if math.exp(node[1]) >= min_confidence]
             deeper = []
             for path, score, hiddens in level:
                 hidden, children = expand(path, hiddens)
@@ -255,6 +259,23 @@ def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name,
             if text.tree is not None:
                 assert_tree(text, reference, depth, top_k)
     assert all(len(text.tokens) > text.num_prompt for text in texts)
+
+
+@pytest.mark.parametrize("name", HEAD_KINDS)
+@pytest.mark.parametrize("min_confidence", [0.02, 0.3, 1.0])
+def test_nodes_below_the_least_confidence_are_not_drafted_behind(tmp_path, name, min_confidence, monkeypatch):
+    engine = make_engine(tmp_path, name, depth=5, top_k=4)
+    reference = Reference(name)
+    levels = []
+    compute = EagleDrafter._forward
+    monkeypatch.setattr(EagleDrafter, "_forward", lambda *given: (levels.append(1), compute(*given))[1])
+    text = Text(1, [5, 9, 33, 2, 9, 33, 7], nodes=30)
+    for _ in range(4):
+        levels.clear()
+        run(engine, [text], msgspec.structs.replace(text.item(draft=text.tree), head_min_confidence=min_confidence))
+        wanted = reference.tree(text.tokens, 5, 4, 30, min_confidence)
+        assert likely_paths(text.tree) == pytest.approx(wanted, rel=1e-2, abs=1e-6)
+        assert len(levels) == max(map(len, wanted))  # no forward but for nodes that come out
 
 
 def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, attention):

@@ -143,3 +143,18 @@ def test_a_head_that_takes_longer_than_it_saves_is_asked_ever_more_seldom():
     assert asked[slow] < 0.25 < 0.6 < asked[quick]
     # Its time is no part of the target's: the planner's curve does not see it.
     assert core.step_times.seconds(1) < 1.0
+
+
+def test_it_drafts_behind_fewer_nodes_the_more_a_level_costs():
+    """The least confidence that the head is told once the router knows what a level costs. The target takes 10 ms."""
+    told = []
+    for head_s in (0.0, 1e-4, 3e-4, 1e-3, 3e-3):
+        core, target = make_core(), TargetWithHead(head_s=head_s)
+        told.append(0.0)
+        for number in range(3):
+            core.add(toy_request(f"r{number}"), 0.0)
+            while (outcome := toy_round(core, target.verify, number)).round is not None:
+                if outcome.round.asked.head:
+                    told[-1] = outcome.round.asked.head_min_confidence
+    assert told == sorted(told)
+    assert told[0] < told[1] < told[-1] <= 1.0
