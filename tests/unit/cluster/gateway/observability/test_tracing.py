@@ -1,9 +1,9 @@
 """Spans of calls: their tree, times and attributes; none when tracing is off, and never a word of a client's text."""
 
 import re
-import socket
 import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 
@@ -275,23 +275,37 @@ class Collector(BaseHTTPRequestHandler):
         pass
 
 
-def test_spans_reach_a_collector_over_http():
+@pytest.fixture
+def collector():
+    """It takes connections, and answers within `answering` only."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the OTLP exporter is not installed")
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    server.bodies = []
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        server.bodies = []
+        yield server
+
+
+@contextmanager
+def answering(server):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{server.server_port}")
-        tracing = open_tracing(config, "1.0")
-        trace = tracing.begin(GenerationCall(prompts=("a",)), "call-1", CallOrigin("mine"), "toy", 0.0)
-        trace.end(None)
-        tracing.close()
+        yield
     finally:
         server.shutdown()
         thread.join()
-        server.server_close()
-    ((path, body),) = server.bodies
+
+
+def open_to(collector):
+    return open_tracing(ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}"), "1.0")
+
+
+def test_spans_reach_a_collector_over_http(collector):
+    tracing = open_to(collector)
+    with answering(collector):
+        trace = tracing.begin(GenerationCall(prompts=("a",)), "call-1", CallOrigin("mine"), "toy", 0.0)
+        trace.end(None)
+        tracing.close()
+    ((path, body),) = collector.bodies
     assert path == "/v1/traces"
     spans = ExportTraceServiceRequest.FromString(body).resource_spans[0].scope_spans[0].spans
     assert [span.name for span in spans] == ["text_completion toy"]
@@ -324,18 +338,18 @@ async def test_a_name_of_a_model_that_is_not_served_is_not_told(router, exporter
     assert SECRET not in span.to_json()
 
 
-def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(monkeypatch):
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the OTLP exporter is not installed")
+def test_a_collector_that_hangs_holds_up_neither_calls_nor_the_end(collector, monkeypatch):
     monkeypatch.setattr(tracing_module, "_CLOSE_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
-        config = ObservabilityConfig(otlp_endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        tracing = open_tracing(config, "1.0")
-        call = GenerationCall(prompts=("a",))
-        for number in range(5000):
-            tracing.begin(call, "id", CallOrigin(str(number)), "toy", time.monotonic()).end(None)
-        started = time.monotonic()
-        tracing.close()
-        assert time.monotonic() - started < 10  # the exporter by itself: 30
+    tracing = open_to(collector)
+    call = GenerationCall(prompts=("a",))
+    for number in range(5000):
+        tracing.begin(call, "id", CallOrigin(str(number)), "toy", time.monotonic()).end(None)
+    started = time.monotonic()
+    tracing.close()
+    assert time.monotonic() - started < 10  # the exporter by itself: 30
+    with answering(collector):  # or its thread logs its failures while other tests run
+        (closing,) = [thread for thread in threading.enumerate() if thread.name == "close-tracing"]
+        closing.join()
 
 
 @pytest.mark.parametrize("number", [2**63, 10**30, -(2**63) - 1])
