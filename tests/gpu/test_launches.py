@@ -85,7 +85,7 @@ def test_through_a_pinned_buffer_results_come_back_in_one_copy(monkeypatch):
 
 
 @needs_triton
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_round_asks_for_the_same_whatever_it_holds(shape, sampled, compiled):

@@ -90,7 +90,7 @@ def test_every_kind_of_model_is_traced_whole_and_computes_the_same(kind, caplog)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++, which is not on the PATH")
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.slow), "gemma3"])  # has layers of two types
 def test_what_torch_compiles_computes_the_same_but_for_rounding(kind, caplog):
     model = ready(kind)
     expected = logits_of(copy.deepcopy(model))
