@@ -12,9 +12,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.eagle.draft_head import DraftHead
 from actors.eagle.eagle_drafter import EagleDrafter
-from actors.eagle.eagle_head import EagleHead
 from actors.eagle.head_loading import load_eagle_head
+from actors.eagle.mtp_loading import load_mtp_head
 from actors.engine.attention.choice import has_triton, missing_for_triton_tree
 from actors.engine.attention.flashinfer import wrapper_class
 from actors.engine.attention.latent import cache_latents
@@ -44,7 +45,7 @@ from actors.models.loader import (
 from actors.models.shards import check_unwrapped
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
-from actors.options import DraftOptions, ModelOptions, TargetOptions
+from actors.options import MTP_HEAD, DraftOptions, ModelOptions, TargetOptions
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def build_target_engine(
     rank: int = 0,
     limits: RoundLimits = _DEFAULT_LIMITS,
 ) -> TargetEngine:
-    """Load the target and its EAGLE head, if it has one, and size the KV cache. limits: of rounds, which must fit
+    """Load the target and its draft head, if it has one, and size the KV cache. limits: of rounds, which must fit
     beside it.
 
     With tensor_parallel > 1 the caller has initialised `torch.distributed`; only rank 0 samples. Raises ModelError.
@@ -82,8 +83,10 @@ def build_target_engine(
     measures = ranks == 1 and options.exact == "default"
     dtype = choose_dtype(options.dtype, config, device, fastest_dtype if measures else None)
     meter = gpu_meter(device)
-    head: EagleHead | None = None
-    if options.eagle_head != "none":  # before the target, which takes longer
+    head: DraftHead | None = None
+    if options.eagle_head == MTP_HEAD:  # before the target, which takes longer
+        head = load_mtp_head(source, config, dtype, device)
+    elif options.eagle_head != "none":
         head = load_eagle_head(Path(options.eagle_head), config, dtype, device)
     model = load_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
@@ -110,7 +113,7 @@ def _target_blocks(
     model: PreTrainedModel,
     config: PretrainedConfig,
     options: TargetOptions,
-    head: EagleHead | None,
+    head: DraftHead | None,
     limits: RoundLimits,
     meter: GpuMeter | None,
 ) -> int:

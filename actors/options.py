@@ -19,6 +19,7 @@ AttentionBackend = Literal["padded", "triton_tree", "flashinfer"]
 EagleDepth = Annotated[int, Field(ge=1, le=32)]
 EagleTopK = Annotated[int, Field(ge=1, le=64)]
 DEFAULT_EAGLE_DEPTH, DEFAULT_EAGLE_TOP_K = 7, 10  # as in the published code
+MTP_HEAD = "mtp"  # in place of the directory of an EAGLE head
 
 
 class ModelOptions(Options):
@@ -55,7 +56,7 @@ class EagleOptions(Options):
 
 
 class TargetOptions(ModelOptions):
-    """The target engine, with the EAGLE head that drafts beside it."""
+    """The target engine, with the head that drafts beside it."""
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     """Ranks of a target group."""
@@ -72,7 +73,8 @@ class TargetOptions(ModelOptions):
     """bitwise: neither drafts nor other requests change a bit of the logits. Slower; tested on CPUs, not proven on
     GPUs."""
     eagle_head: str = "none"
-    """Directory of an EAGLE head. Every rank has a copy."""
+    """Directory of an EAGLE head, or mtp: the multi-token prediction head in the target's own checkpoint. Every rank has
+    a copy."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
     eagle_top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
 

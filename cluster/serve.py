@@ -30,11 +30,13 @@ from actors.models.loader import (
     check_exact,
     check_tensor_parallel,
     choose_device,
+    read_config,
     read_model_info,
     refuse_encoder,
 )
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
+from actors.options import MTP_HEAD
 from actors.training.drafter_build import default_drafter_dir
 from actors.workers.directory import get_or_create_directory
 from actors.workers.draft_pool import draft_pool_application
@@ -126,13 +128,17 @@ def plan_cluster(
     )
     if EAGLE in drafters and head == "none":
         raise InvalidRequest("speculation.drafters", EAGLE, "target.eagle_head must name a head to use it")
-    if head != "none" and not Path(head).is_dir():
+    if head not in ("none", MTP_HEAD) and not Path(head).is_dir():
         raise ModelError(f"target.eagle_head {head!r}: there is no such directory")
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
     if info.is_encoder_decoder:
         used = config.target if EAGLE in drafters else config.target.model_copy(update={"eagle_head": "none"})
         check_encoder_decoder(source, used)
+    if head == MTP_HEAD and EAGLE in drafters:
+        from actors.eagle.mtp_loading import check_mtp_head  # with torch, which takes its time to load
+
+        check_mtp_head(source, read_config(source))
     check_exact(config.target)
     check_tensor_parallel(source, config.target.tensor_parallel)
     if config.speculation.corpora:
@@ -258,7 +264,9 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     """
     config = plan.config
     get_or_create_directory(DIRECTORY, lifetime="detached")
-    eagle_head = str(Path(config.target.eagle_head).resolve()) if EAGLE in plan.drafters else "none"
+    eagle_head = config.target.eagle_head if EAGLE in plan.drafters else "none"
+    if eagle_head not in ("none", MTP_HEAD):
+        eagle_head = str(Path(eagle_head).resolve())
     target = TargetSettings(
         source=plan.target,
         options=config.target.model_copy(update={"device": plan.target_device, "eagle_head": eagle_head}),

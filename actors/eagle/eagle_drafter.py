@@ -22,11 +22,10 @@ from actors.draft_tree import DraftTree
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import EAGLE
 from actors.eagle.device_growth import Level, Root, Sent, candidates, grow, num_nodes, root_parts
-from actors.eagle.eagle_head import EagleHead
+from actors.eagle.draft_head import DraftHead
 from actors.eagle.head_outputs import HeadOutputs
 from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention
-from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.batch import PackedBatch, num_words
 from actors.engine.cpu_kernels.kernel_choice import replace_linears
@@ -114,7 +113,7 @@ class EagleDrafter(Drafter[HeadRows]):
     def __init__(
         self,
         model: PreTrainedModel,
-        head: EagleHead,
+        head: DraftHead,
         num_slots: int,
         options: EagleOptions,
         attention: AttentionBackend | None = None,
@@ -128,7 +127,7 @@ class EagleDrafter(Drafter[HeadRows]):
         own = head.embed_tokens
         self._embedding: nn.Module = embedding if own is None or _is_same(own, embedding) else own
         head.embed_tokens = None
-        head.config._attn_implementation = ATTENTION_NAME
+        head.attend_paged()
         replace_linears(head)
         self._head = head
         self._device = device = next(head.parameters()).device

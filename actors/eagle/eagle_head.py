@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from actors.eagle.draft_head import DraftHead
 from actors.eagle.head_layout import HeadKind, HeadLayout
+from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.kv_cache import LayerShape
 
 
@@ -58,15 +60,12 @@ class HeadLayer(nn.Module):
         return output
 
 
-class EagleHead(nn.Module):
-    """A head of either kind. Row t takes the embedding of token t + 1 and the target's feature of position t. Its
-    output predicts the feature of position t + 1, and replaces it in further drafting.
+class EagleHead(DraftHead):
+    """A head of either kind. Its output predicts the feature of the next position.
 
     EAGLE's feature is the target's last hidden state, the input of its output layer; EAGLE-3's is the concatenation of
     the hidden states that `HeadLayout.feature_layers` names.
     """
-
-    draft_ids: Tensor | None  # int64 [Vd]: token of each output column; None: column c stands for token c
 
     def __init__(self, layout: HeadLayout) -> None:
         super().__init__()
@@ -92,6 +91,9 @@ class EagleHead(nn.Module):
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
         return self.layout.feature_layers
+
+    def attend_paged(self) -> None:
+        self.config._attn_implementation = ATTENTION_NAME
 
     def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, **attention: Any) -> Tensor:
         """embeddings [batch, rows, h], positions int64 [batch, rows]; features are the target's, [batch, rows, f] or
@@ -120,7 +122,6 @@ class EagleHead(nn.Module):
         return fused
 
     def logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:
-        """Logits [..., Vd] of outputs of `forward`. target_head: the target's output layer."""
         if self.norm is not None and not self.layout.norm_output:
             hidden = self.norm(hidden)
         logits: Tensor = (target_head if self.lm_head is None else self.lm_head)(hidden)
@@ -128,10 +129,6 @@ class EagleHead(nn.Module):
 
     @property
     def kv_shapes(self) -> list[LayerShape]:
-        """Keys and values of each layer."""
         config = self.config
         shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
         return [shape] * len(self.layers)
-
-    def kv_bytes_per_token(self) -> int:
-        return sum(shape.kv_heads * sum(shape.stored_dims) * shape.dtype.itemsize for shape in self.kv_shapes)

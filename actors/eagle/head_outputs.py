@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from actors.eagle.eagle_head import EagleHead
+from actors.eagle.draft_head import DraftHead
 from actors.models.collectives import gather_ranks
 from actors.models.shards import VocabularyShard
 
@@ -13,7 +13,7 @@ from actors.models.shards import VocabularyShard
 class HeadOutputs:
     """A head with an output layer: its own, or the target's, of which a rank may have a shard."""
 
-    def __init__(self, head: EagleHead, output_layer: nn.Module, agree: bool = False) -> None:
+    def __init__(self, head: DraftHead, output_layer: nn.Module, agree: bool = False) -> None:
         """output_layer: the target's. agree: all ranks get what rank 0 finds, to the last bit."""
         self._head = head
         self._output_layer = output_layer

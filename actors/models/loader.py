@@ -154,7 +154,7 @@ def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
     if options.attention is not None:
         refuse_encoder(source, f"attention {options.attention!r}")
     if options.eagle_head != "none":
-        refuse_encoder(source, "an EAGLE head")
+        refuse_encoder(source, "a draft head")
 
 
 def check_tensor_parallel(source: ModelSource, ranks: int) -> None:

@@ -29,9 +29,10 @@ class ModelOptions:
     draft_model: Annotated[str, typer.Option(help="The same, or auto (the drafter built for the model), or none.")] = (
         "auto"
     )
-    eagle_head: Annotated[str, typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, or none.")] = (
-        "none"
-    )
+    eagle_head: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, mtp (of its own checkpoint) or none."),
+    ] = "none"
     corpus: Annotated[
         list[Path],
         typer.Option(

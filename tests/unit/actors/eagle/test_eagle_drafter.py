@@ -24,6 +24,7 @@ from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.options import EagleOptions
 from paceline_testing.drafting import paths_of
+from paceline_testing.head_trees import likeliest_tree
 from paceline_testing.integrity import check_integrity
 from paceline_testing.op_graph import OpGraphs
 from paceline_testing.plain_rotation import rotated
@@ -144,23 +145,9 @@ class Reference:
         def expand(path: tuple[int, ...], hiddens: tuple[torch.Tensor, ...]):
             features = torch.cat([base, *(hidden[None] for hidden in hiddens)])
             hidden = self.hidden(features, tokens[1:] + list(path))
-            best = self.log_probs(hidden).topk(top_k)
-            return hidden, list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            return hidden, self.log_probs(hidden)
 
-        root, children = expand((), ())
-        level = [((token,), score, (root,)) for token, score in children]
-        remembered = {path: score for path, score, _ in level}
-        for _ in range(depth):
-            level = sorted(level, key=lambda node: -node[1])[:top_k]
-            level = [node for node in level if math.exp(node[1]) >= min_confidence]
-            deeper = []
-            for path, score, hiddens in level:
-                hidden, children = expand(path, hiddens)
-                deeper += [((*path, token), score + more, (*hiddens, hidden)) for token, more in children]
-            remembered |= {path: score for path, score, _ in deeper}
-            level = deeper
-        best = sorted(remembered.items(), key=lambda item: -item[1])[:max_nodes]
-        return {path: math.exp(score) for path, score in best}
+        return likeliest_tree(expand, depth, top_k, max_nodes, min_confidence)
 
 
 def likely_paths(tree: DraftTree) -> dict[tuple[int, ...], float]:

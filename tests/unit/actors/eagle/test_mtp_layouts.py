@@ -1,0 +1,233 @@
+"""MTP heads in checkpoints with the published names, against the published forward in plain torch.
+
+Covers `actors.eagle.mtp_layout`, `actors.eagle.mtp_loading` and `actors.eagle.mtp_head`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import silu
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from actors.eagle.eagle_drafter import EagleDrafter
+from actors.eagle.mtp_loading import check_mtp_head, load_mtp_head
+from actors.engine.hidden_state_drafter import HeadRows
+from actors.errors import ModelError
+from actors.models.quiet import quiet_transformers
+from actors.models.source import ModelSource
+from actors.options import AttentionBackend, EagleOptions
+from paceline_testing import mtp_checkpoints
+from paceline_testing.drafting import paths_of
+from paceline_testing.head_trees import likeliest_tree
+from paceline_testing.mtp_checkpoints import (
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LATENT,
+    LAYERS,
+    NOPE,
+    ROPE,
+    SIZE,
+    VALUE,
+    VOCAB,
+    MtpCheckpoint,
+)
+from paceline_testing.plain_rotation import rotated
+
+FAMILIES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "mimo")
+TEXT = [5, 9, 13, 2, 40, 7, 7, 23, 51, 8, 30]
+FOLLOWING = 17
+AFTER = f"model.layers.{LAYERS}."
+
+
+@cache
+def checkpoint(family: str) -> MtpCheckpoint:
+    made: MtpCheckpoint = getattr(mtp_checkpoints, family)()
+    return made
+
+
+def head_of(path: Path, **options: str):
+    with quiet_transformers():
+        return load_mtp_head(ModelSource("tiny", "tiny", path), AutoConfig.from_pretrained(path), **options)
+
+
+def target_of(path: Path) -> Any:
+    """The unpatched model."""
+    with quiet_transformers():
+        return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+
+
+# The published forward, in plain torch, over whole texts.
+
+
+class Plain:
+    """A head's forward, computed anew for every token."""
+
+    def __init__(self, family: str, target: Any, tensors: dict[str, Tensor] | None = None) -> None:
+        self.family, self.target = family, target
+        self.config = target.config
+        self.is_qwen = family.startswith("qwen")
+        self.tensors = checkpoint(family).tensors() if tensors is None else tensors
+        prefix = {"mimo": "model.mtp_layers.0."}.get(family, "mtp.layers.0." if self.is_qwen else AFTER)
+        self.w = {key.removeprefix(prefix): value for key, value in self.tensors.items()}
+
+    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        weight = 1 + weight if self.is_qwen else weight
+        return weight * x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.config.rms_norm_eps)
+
+    def attention(self, x: Tensor) -> Tensor:
+        return self.latent_attention(x) if self.family == "deepseek_v3" else self.grouped_attention(x)
+
+    def latent_attention(self, x: Tensor) -> Tensor:
+        w, rows = {key.removeprefix("self_attn."): value for key, value in self.w.items()}, len(x)
+        latent = self.normed(x @ w["q_a_proj.weight"].T, w["q_a_layernorm.weight"])
+        query = (latent @ w["q_b_proj.weight"].T).view(rows, HEADS, NOPE + ROPE)
+        latent, turned = (x @ w["kv_a_proj_with_mqa.weight"].T).split([LATENT, ROPE], dim=-1)
+        expanded = self.normed(latent, w["kv_a_layernorm.weight"]) @ w["kv_b_proj.weight"].T
+        key, value = expanded.view(rows, HEADS, NOPE + VALUE).split([NOPE, VALUE], dim=-1)
+
+        def in_pairs(part: Tensor) -> Tensor:  # dimensions 2 i and 2 i + 1 turn together
+            return rotated(torch.cat([part[..., ::2], part[..., 1::2]], dim=-1))
+
+        query = torch.cat([query[..., :NOPE], in_pairs(query[..., NOPE:])], dim=-1)
+        key = torch.cat([key, in_pairs(turned[:, None]).expand(-1, HEADS, -1)], dim=-1)
+        return attended(query, key, value) @ w["o_proj.weight"].T
+
+    def grouped_attention(self, x: Tensor) -> Tensor:
+        w = {key.removeprefix("self_attn."): value for key, value in self.w.items()}
+
+        def projected(name: str, heads: int) -> Tensor:
+            product = x @ w[f"{name}_proj.weight"].T + w.get(f"{name}_proj.bias", torch.zeros(()))
+            return product.view(len(x), heads, -1)
+
+        query, key, value = projected("q", HEADS), projected("k", KV_HEADS), projected("v", KV_HEADS)
+        gate = None
+        if self.is_qwen:
+            query, gate = query.split(HEAD_DIM, dim=-1)
+        if "q_norm.weight" in w:
+            query, key = self.normed(query, w["q_norm.weight"]), self.normed(key, w["k_norm.weight"])
+        turned = int(HEAD_DIM * {"glm4_moe": 0.5, "mimo": 1.0}.get(self.family, 0.25))
+        query, key = (torch.cat([rotated(part[..., :turned]), part[..., turned:]], dim=-1) for part in (query, key))
+        shared = HEADS // KV_HEADS
+        mixed = attended(query, key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1))
+        if gate is not None:
+            mixed = mixed * torch.sigmoid(gate.reshape(len(x), -1))
+        return mixed @ w["o_proj.weight"].T
+
+    def mlp(self, x: Tensor) -> Tensor:
+        if "mlp.gate.weight" not in self.w:
+            return gated(x, partial(self.expert, "mlp."))
+        scores = x @ self.w["mlp.gate.weight"].T
+        if self.is_qwen:
+            scores = scores.softmax(-1)
+            chosen = scores.topk(2).indices
+        else:
+            scores = scores.sigmoid()
+            allowed = scores + self.w["mlp.gate.e_score_correction_bias"]
+            groups = allowed.view(len(x), self.config.n_group, -1)
+            best = groups.topk(2).values.sum(-1).topk(self.config.topk_group).indices
+            outside = torch.ones(groups.shape[:2], dtype=torch.bool).scatter(1, best, False)
+            allowed = groups.masked_fill(outside[..., None], 0.0).flatten(1)
+            chosen = allowed.topk(2).indices
+        weights = scores.gather(1, chosen)
+        weights = weights / weights.sum(-1, keepdim=True)
+        if not self.is_qwen:
+            weights = weights * self.config.routed_scaling_factor
+        every = torch.stack([gated(x, partial(self.one_of_experts, index)) for index in range(EXPERTS)], dim=1)
+        output = (every.gather(1, chosen[..., None].expand(-1, -1, SIZE)) * weights[..., None]).sum(1)
+        shared = gated(x, partial(self.expert, "mlp.shared_expert." if self.is_qwen else "mlp.shared_experts."))
+        if self.is_qwen:
+            shared = shared * torch.sigmoid(x @ self.w["mlp.shared_expert_gate.weight"].T)
+        return output + shared
+
+    def expert(self, prefix: str, part: str) -> Tensor:
+        return self.w[f"{prefix}{part}_proj.weight"]
+
+    def one_of_experts(self, index: int, part: str) -> Tensor:
+        if "mlp.experts.down_proj" not in self.w:
+            return self.expert(f"mlp.experts.{index}.", part)
+        if part == "down":
+            return self.w["mlp.experts.down_proj"][index]
+        gate, up = self.w["mlp.experts.gate_up_proj"][index].chunk(2)
+        return gate if part == "gate" else up
+
+    def outputs(self, features: Tensor, following: list[int]) -> Tensor:
+        """[rows, h]. features [rows, h]; following: the token after each row's."""
+        table = self.w.get("embed_tokens.weight", self.target.get_input_embeddings().weight)
+        embedded = table[following]
+        if self.family == "mimo":
+            parts = (features, "hidden_layernorm"), (embedded, "token_layernorm")
+            names = "input_proj", "final_layernorm"
+        elif self.is_qwen:
+            parts = (embedded, "mtp.pre_fc_norm_embedding"), (features, "mtp.pre_fc_norm_hidden")
+            names = "mtp.fc", "mtp.norm"
+        else:
+            parts = (embedded, "enorm"), (features, "hnorm")
+            names = "eh_proj", "shared_head.norm"
+        x = torch.cat([self.normed(part, self.w[f"{name}.weight"]) for part, name in parts], dim=-1)
+        x = x @ self.w[f"{names[0]}.weight"].T
+        x = x + self.attention(self.normed(x, self.w["input_layernorm.weight"]))
+        x = x + self.mlp(self.normed(x, self.w["post_attention_layernorm.weight"]))
+        return self.normed(x, self.w[f"{names[1]}.weight"])
+
+    def tree(self, depth: int, top_k: int, max_nodes: int) -> dict[tuple[int, ...], float]:
+        """Paths behind TEXT and FOLLOWING, with their probabilities."""
+        base = self.target.model(torch.tensor([TEXT])).last_hidden_state[0]
+        output_layer = self.w.get("shared_head.head.weight", self.target.get_output_embeddings().weight)
+
+        def expand(path: tuple[int, ...], outputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+            features = torch.cat([base, *(output[None] for output in outputs)])
+            output = self.outputs(features, [*TEXT[1:], FOLLOWING, *path])[-1]
+            return output, (output @ output_layer.T).log_softmax(-1)
+
+        return likeliest_tree(expand, depth, top_k, max_nodes)
+
+
+def gated(x: Tensor, weight: Callable[[str], Tensor]) -> Tensor:
+    return (silu(x @ weight("gate").T) * (x @ weight("up").T)) @ weight("down").T
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """All [rows, heads, dim] -> [rows, heads * dim]."""
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -math.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", scores, value).flatten(1)
+
+
+@torch.no_grad()
+def drafted(
+    target: Any, head: Any, depth: int, top_k: int, max_nodes: int, attention: AttentionBackend = "padded"
+) -> dict[tuple[int, ...], float]:
+    """Paths behind TEXT and FOLLOWING, with their probabilities, from features that the drafter taps itself."""
+    options = EagleOptions(depth=depth, top_k=top_k)
+    drafter = EagleDrafter(target, head, 64, options, attention=attention)
+    drafter.tap.open()
+    target(torch.tensor([TEXT]))
+    rows = np.arange(len(TEXT))
+    tree = drafter.propose([HeadRows(0, np.array([*TEXT[1:], FOLLOWING]), rows, rows, max_nodes)])[0]
+    assert tree.is_valid(VOCAB)
+    return dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("depth", "top_k", "nodes"), [(4, 1, 5), (3, 3, 12)])
+def test_chains_and_trees_are_those_of_the_published_forward(tmp_path, family, depth, top_k, nodes):
+    path = checkpoint(family).save(tmp_path)
+    target = target_of(path)
+    with torch.no_grad():
+        wanted = Plain(family, target).tree(depth, top_k, nodes)
+    got = drafted(target, head_of(path), depth, top_k, nodes)
+    assert len(got) == nodes
+    assert got == pytest.approx(wanted, rel=2e-3, abs=1e-7)
