@@ -73,8 +73,8 @@ class TargetOptions(ModelOptions):
     """bitwise: neither drafts nor other requests change a bit of the logits. Slower; tested on CPUs, not proven on
     GPUs."""
     eagle_head: str = "none"
-    """Directory of an EAGLE head, or mtp: the multi-token prediction head in the target's own checkpoint. Every rank has
-    a copy."""
+    """Directory of an EAGLE head, or mtp for the multi-token prediction head in the target's own checkpoint. Every rank
+    has a copy."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
     eagle_top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
 

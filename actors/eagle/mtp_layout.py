@@ -37,6 +37,7 @@ class MtpLayout:
     output_norm: str
     block: str  # prefix of the decoder layer
     prefix: str  # of all tensors of this head
+    other_blocks: str | None = None  # prefix of the decoder layers of further heads, too
     projects_feature_first: bool = False  # columns of `projection`: feature before embedding
     embeddings: str | None = None  # of a copy of the target's embeddings, which may be missing
     output_layer: str | None = None  # of a copy of the target's output layer, which may be missing
@@ -45,6 +46,16 @@ class MtpLayout:
     def own(self) -> tuple[str, ...]:
         """Tensors that every head has beside its decoder layer."""
         return self.embedding_norm, self.feature_norm, self.projection, self.output_norm
+
+    def head_keys(self, keys: Collection[str]) -> list[str]:
+        """Those of `keys` that belong to this head, known or not."""
+        others = self.other_blocks
+        return [
+            key
+            for key in keys
+            if key.startswith(self.block)
+            or (key.startswith(self.prefix) and not (others is not None and key.startswith(others)))
+        ]
 
     def block_keys(self, keys: Collection[str]) -> list[str]:
         """Those of `keys` that belong to the decoder layer."""
@@ -76,6 +87,7 @@ def layouts(num_layers: int) -> tuple[MtpLayout, ...]:
             output_norm="mtp.norm.weight",
             block=inner,
             prefix="mtp.",
+            other_blocks="mtp.layers.",
         ),
         MtpLayout(
             "MiMo",

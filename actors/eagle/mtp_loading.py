@@ -48,7 +48,7 @@ def load_mtp_head(
     with ExitStack() as opened:
         stored = StoredTensors(source, opened)
         layout = find_layout(source.spec, int(text.num_hidden_layers), stored.keys)
-        names = [key for key in stored.keys if key.startswith(layout.prefix) and not key.endswith(_IGNORED_ENDINGS)]
+        names = [key for key in layout.head_keys(stored.keys) if not key.endswith(_IGNORED_ENDINGS)]
         block_names = layout.block_keys(names)
         has_experts = any(key.startswith(f"{layout.block}mlp.experts.") for key in block_names)
         config = block_config(source.spec, text, has_experts=has_experts)
@@ -115,10 +115,11 @@ def _quantization(
     quantized = [key for key in names if key.endswith(_QUANTIZED_ENDINGS)]
     if stored is None or not quantized:
         return None
-    if stored.get("quant_method") != "fp8":
+    method = stored.get("quant_method")
+    if method != "fp8":
         raise ModelError(
-            f"model {source.spec!r}: its MTP head is quantized with {stored.get('quant_method')} (key {quantized[0]!r});"
-            " whole weights and fp8 are read"
+            f"model {source.spec!r}: its MTP head is quantized with {method}, as key {quantized[0]!r} says; whole "
+            "weights and fp8 are read"
         )
     whole = stored.get("modules_to_not_convert") or []
     return {**stored, "modules_to_not_convert": [name.replace(layout.block, _LAYER) for name in whole]}
@@ -197,18 +198,20 @@ def _load_block(
 
 def _add_own_vocabulary(head: MtpHead, stored: StoredTensors, layout: MtpLayout, model: PreTrainedModel) -> None:
     """Give the head an embedding and an output layer of its own where they are no copies of the target's."""
-    if layout.embeddings in stored.keys and not _are_equal(stored, layout.embeddings, _EMBEDDINGS):
-        weight = stored.read(layout.embeddings).to(model.device, model.dtype)
-        head.embed_tokens = nn.Embedding.from_pretrained(weight)
-    if layout.output_layer in stored.keys:
-        of_target = _OUTPUT_LAYER if _OUTPUT_LAYER in stored.keys else _EMBEDDINGS
-        if not _are_equal(stored, layout.output_layer, of_target):
-            weight = stored.read(layout.output_layer).to(model.device, model.dtype)
-            head.lm_head = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
-            head.lm_head.weight = nn.Parameter(weight)
+    embeddings = _own_weight(stored, layout.embeddings, _EMBEDDINGS)
+    if embeddings is not None:
+        head.embed_tokens = nn.Embedding.from_pretrained(embeddings.to(model.device, model.dtype))
+    of_target = _OUTPUT_LAYER if _OUTPUT_LAYER in stored.keys else _EMBEDDINGS
+    outputs = _own_weight(stored, layout.output_layer, of_target)
+    if outputs is not None:
+        head.lm_head = nn.Linear(*reversed(outputs.shape), bias=False, device="meta")
+        head.lm_head.weight = nn.Parameter(outputs.to(model.device, model.dtype))
 
 
-def _are_equal(stored: StoredTensors, key: str, other: str) -> bool:
-    if other not in stored.keys or stored.shape(key) != stored.shape(other):
-        return False
-    return torch.equal(stored.read(key), stored.read(other))
+def _own_weight(stored: StoredTensors, key: str | None, of_target: str) -> Tensor | None:
+    """The tensor `key`, unless it is missing or a copy of the target's."""
+    if key is None or key not in stored.keys:
+        return None
+    own = stored.read(key)
+    is_copy = of_target in stored.keys and torch.equal(own, stored.read(of_target))
+    return None if is_copy else own

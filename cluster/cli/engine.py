@@ -31,7 +31,7 @@ class ModelOptions:
     )
     eagle_head: Annotated[
         str,
-        typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, mtp (of its own checkpoint) or none."),
+        typer.Option(metavar="DIR", help="An EAGLE-1, -2 or -3 head of the model, mtp (its own MTP head) or none."),
     ] = "none"
     corpus: Annotated[
         list[Path],

@@ -17,8 +17,9 @@ from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_gro
 from actors.errors import EngineBroken
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
-from actors.options import TargetGroupOptions
+from actors.options import MTP_HEAD, TargetGroupOptions
 from paceline_testing.integrity import check_integrity
+from paceline_testing.mtp_checkpoints import mimo
 from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, save_knowing_target, tiny_eagle_tensors
 
 VOCAB = 131  # ranks have 66 and 65
@@ -51,10 +52,17 @@ def knowing_dir(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def mtp_dir(tmp_path_factory) -> Path:
+    """A target with a head in its own checkpoint."""
+    return mimo().save(tmp_path_factory.mktemp("mtp"))
+
+
 def options_of(path: Path, head: str, ranks: int) -> TargetGroupOptions:
+    directory = str(path / head) if head else "none"
     return TargetGroupOptions(
-        device="cpu", kv_cache_tokens=512, block_size=4, tensor_parallel=ranks,
-        eagle_head=str(path / head) if head else "none", eagle_depth=2, eagle_top_k=3,
+        device="cpu", dtype="float32", kv_cache_tokens=512, block_size=4, tensor_parallel=ranks,
+        eagle_head=MTP_HEAD if head == MTP_HEAD else directory, eagle_depth=2, eagle_top_k=3,
     )  # fmt: skip
 
 
@@ -151,12 +159,21 @@ QUICK = (("eagle", "padded"), ("eagle3 reduced", "padded"), ("eagle3", "triton_t
 )
 def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, attention, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    source = ModelSource("tiny", "tiny", model_dir)
-    wanted, drafted, _ = decode(build_target_engine(source, options_of(model_dir, head, 1)))
-    said = on_two_ranks(model_dir, head, attention)
+    assert_two_ranks_are_as_one(model_dir, head, attention)
+
+
+@pytest.mark.slow
+def test_two_ranks_with_an_mtp_head_give_the_tokens_of_one_without(mtp_dir):
+    assert_two_ranks_are_as_one(mtp_dir, MTP_HEAD, "padded")
+
+
+def assert_two_ranks_are_as_one(path: Path, head: str, attention: str) -> None:
+    source = ModelSource("tiny", "tiny", path)
+    wanted, drafted, _ = decode(build_target_engine(source, options_of(path, head, 1)))
+    said = on_two_ranks(path, head, attention)
     texts, trees, _ = said["said"]
     assert texts == wanted
-    plain, nothing, _ = decode(build_target_engine(source, options_of(model_dir, "", 1)))
+    plain, nothing, _ = decode(build_target_engine(source, options_of(path, "", 1)))
     assert nothing == []
     assert [text[: len(own)] for text, own in zip(texts, plain, strict=True)] == plain
     assert trees == drafted

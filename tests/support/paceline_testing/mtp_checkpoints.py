@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.models.quiet import quiet_transformers
+from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
-VOCAB, SIZE, HEADS, EXPERTS, INNER, EXPERT_INNER = 61, 32, 4, 8, 48, 16
+VOCAB, SIZE, HEADS, EXPERTS, INNER, EXPERT_INNER = BYTE_VOCAB_SIZE, 32, 4, 8, 48, 16
 NOPE, ROPE, VALUE, LATENT, QUERY_LATENT = 8, 16, 16, 16, 32  # of latent attention
 KV_HEADS, HEAD_DIM = 2, 16  # of all others
 LAYERS = 4
@@ -48,10 +49,32 @@ class MtpCheckpoint:
         return made
 
     def save(self, directory: Path, tensors: dict[str, torch.Tensor] | None = None, **flags: Any) -> Path:
-        """Write target and head into one model directory. tensors: in place of the head's own. flags: more of
-        config.json."""
+        """Write target and head into one model directory, with a tokenizer of bytes. tensors: in place of the head's
+        own. flags: more of config.json."""
+        return self._save(directory, self._target(), self.tensors() if tensors is None else tensors, flags)
+
+    def save_knowing(self, directory: Path) -> Path:
+        """Write a target that looks at nothing but its last token, with a head that knows what it says."""
         import torch
-        from safetensors.torch import load_file, save_file
+
+        tensors, target = self.tensors(), self._target()
+        for name, tensor in [*tensors.items(), *target.named_parameters()]:
+            if "o_proj" in name or "down_proj" in name:
+                tensor.data.zero_()
+            elif tensor.ndim == 1 and name in tensors:
+                tensor.fill_(0.0 if self.has_offset_norms or name.endswith("bias") else 1.0)
+        for name in [name for name in tensors if "embed_tokens" in name or "shared_head.head" in name]:
+            del tensors[name]
+        nothing, own = torch.zeros(SIZE, SIZE), torch.eye(SIZE)
+        for name in tensors:
+            if name.endswith(("eh_proj.weight", ".fc.weight")):
+                tensors[name] = torch.cat([own, nothing], dim=1)
+            elif name.endswith("input_proj.weight"):
+                tensors[name] = torch.cat([nothing, own], dim=1)
+        return self._save(directory, target, tensors, {})
+
+    def _target(self) -> PreTrainedModel:
+        import torch
         from transformers import AutoModelForCausalLM
 
         with quiet_transformers():
@@ -63,11 +86,18 @@ class MtpCheckpoint:
                     spread = 1 / math.sqrt(parameter.shape[-1])
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
             model.get_output_embeddings().weight.mul_(4.0)
+        return model
+
+    def _save(
+        self, directory: Path, target: PreTrainedModel, tensors: dict[str, torch.Tensor], flags: dict[str, Any]
+    ) -> Path:
+        from safetensors.torch import load_file, save_file
+
         with quiet_transformers():
-            model.save_pretrained(directory)
+            target.save_pretrained(directory)
+            make_byte_tokenizer().save_pretrained(directory)
         path = directory / "model.safetensors"
-        of_head = self.tensors() if tensors is None else tensors
-        save_file({**load_file(path), **of_head}, path, metadata={"format": "pt"})
+        save_file({**load_file(path), **tensors}, path, metadata={"format": "pt"})
         written = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(written | self.flags | flags))
         return directory

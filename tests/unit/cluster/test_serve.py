@@ -22,6 +22,7 @@ from cluster.gateway.served_model import ServedModel
 from cluster.offline.corpus import build_corpus
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.serve import plan_cluster, served_model, told_gpu_shares, with_gpu_shares
+from paceline_testing.mtp_checkpoints import mimo
 from paceline_testing.other_vocabularies import merging_tokenizer
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -176,6 +177,13 @@ def test_a_head_joins_auto_and_asking_for_one_that_is_not_there_is_an_error(mode
         plan_with_head(model, "none", ["eagle"])
     with pytest.raises(ModelError, match=r"target.eagle_head '/no/such/head': there is no such directory"):
         plan_with_head(model, "/no/such/head", ["auto"])
+
+
+def test_an_mtp_head_is_looked_for_in_the_targets_checkpoint(model, tmp_path):
+    with pytest.raises(ModelError, match=r"the checkpoint has no MTP head"):
+        plan_with_head(model, "mtp", ["auto"])
+    assert "eagle" not in plan_with_head(model, "mtp", ["suffix"]).drafters
+    assert "eagle" in plan_with_head(mimo().save(tmp_path), "mtp", ["auto"]).drafters
 
 
 def plan_on_gpus(model, target=None, draft=None):

@@ -5,7 +5,6 @@ Covers `actors.eagle.mtp_layout`, `actors.eagle.mtp_loading` and `actors.eagle.m
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -221,8 +220,9 @@ def drafted(
     return dict(zip(paths_of(tree), tree.confidence.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("depth", "top_k", "nodes"), [(4, 1, 5), (3, 3, 12)])
+@pytest.mark.parametrize(
+    ("family", "depth", "top_k", "nodes"), [*((family, 2, 3, 12) for family in FAMILIES), ("mimo", 5, 1, 6)]
+)
 def test_chains_and_trees_are_those_of_the_published_forward(tmp_path, family, depth, top_k, nodes):
     path = checkpoint(family).save(tmp_path)
     target = target_of(path)
@@ -231,3 +231,161 @@ def test_chains_and_trees_are_those_of_the_published_forward(tmp_path, family, d
     got = drafted(target, head_of(path), depth, top_k, nodes)
     assert len(got) == nodes
     assert got == pytest.approx(wanted, rel=2e-3, abs=1e-7)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
+def test_trees_that_grow_on_the_device_are_those_of_the_published_forward(tmp_path, triton_device, family):
+    path = checkpoint(family).save(tmp_path)
+    target = target_of(path)
+    with torch.no_grad():
+        wanted = Plain(family, target).tree(2, 2, 6)
+    got = drafted(target, head_of(path), 2, 2, 6, attention="triton_tree")
+    assert got == pytest.approx(wanted, rel=2e-3, abs=1e-7)
+
+
+def test_copies_of_the_targets_embeddings_and_output_layer_are_shared(tmp_path):
+    made = checkpoint("glm4_moe")
+    path = made.save(tmp_path / "plain")
+    own = head_of(path)
+    of_target = load_file(path / "model.safetensors")
+    tensors = made.tensors()
+    assert torch.equal(own.embed_tokens.weight, tensors[f"{AFTER}embed_tokens.weight"])
+    assert torch.equal(own.lm_head.weight, tensors[f"{AFTER}shared_head.head.weight"])
+    copies = {
+        f"{AFTER}embed_tokens.weight": of_target["model.embed_tokens.weight"].clone(),
+        f"{AFTER}shared_head.head.weight": of_target["lm_head.weight"].clone(),
+    }
+    shared = head_of(made.save(tmp_path / "shared", tensors | copies))
+    assert shared.embed_tokens is None
+    assert shared.lm_head is None
+    without = head_of(made.save(tmp_path / "without", {key: tensors[key] for key in tensors.keys() - copies.keys()}))
+    assert without.embed_tokens is None
+    assert without.lm_head is None
+
+
+def test_a_head_in_several_files_and_in_16_bits_is_read_in_the_targets_dtype(tmp_path):
+    made = checkpoint("qwen3_5")
+    path = made.save(tmp_path)
+    tensors = {key: value.bfloat16() for key, value in load_file(path / "model.safetensors").items()}
+    ordered = sorted(tensors)
+    for number, keys in enumerate((ordered[::2], ordered[1::2]), 1):
+        name = f"model-{number:05}-of-00002.safetensors"
+        save_file({key: tensors[key] for key in keys}, path / name, metadata={"format": "pt"})
+    (path / "model.safetensors").unlink()
+    for dtype in ("float32", "bfloat16"):
+        head = head_of(path, dtype=dtype)
+        assert {parameter.dtype for parameter in head.parameters()} == {getattr(torch, dtype)}
+        assert torch.equal(head.projection.weight, tensors["mtp.fc.weight"].to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("glm4_moe", AFTER, f"model.layers.{LAYERS + 1}."),
+        ("qwen3_5", "mtp.layers.0.", "mtp.layers.1."),
+        ("mimo", "model.mtp_layers.0.", "model.mtp_layers.1."),
+    ],
+)
+def test_the_first_of_several_heads_drafts_all_depths(tmp_path, family, first, second):
+    made = checkpoint(family)
+    more = {key.replace(first, second): value for key, value in made.tensors(8).items() if key.startswith(first)}
+    head = head_of(made.save(tmp_path, made.tensors() | more, num_nextn_predict_layers=2))
+    norm = head.block.layers[0].input_layernorm.weight
+    assert torch.equal(norm, made.tensors()[f"{first}input_layernorm.weight"])
+
+
+BLOCK = 16
+
+
+def in_fp8(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, their scales by block, and the numbers that they stand for."""
+    blocks = weight.view(weight.shape[0] // BLOCK, BLOCK, -1, BLOCK)
+    scales = blocks.abs().amax((1, 3)) / 448
+    codes = (blocks / scales[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.view(weight.shape), scales, (codes.float() * scales[:, None, :, None]).view(weight.shape)
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+
+
+def test_a_head_in_fp8_is_widened_on_a_cpu(tmp_path):
+    """As DeepSeek-V3 is published. The target itself is whole here."""
+    made = checkpoint("deepseek_v3")
+    stored, whole = dict(made.tensors()), dict(made.tensors())
+    for name, weight in made.tensors().items():
+        if name.endswith(("_proj.weight", "_proj_with_mqa.weight")) and "eh_proj" not in name:
+            stored[name], stored[f"{name}_scale_inv"], whole[name] = in_fp8(weight)
+    head = head_of(made.save(tmp_path / "fp8", stored, quantization_config=FP8))
+    target = target_of(made.save(tmp_path / "whole", whole))
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.float32}
+    got = drafted(target, head, 2, 2, 6)
+    with torch.no_grad():
+        assert got == pytest.approx(Plain("deepseek_v3", target, whole).tree(2, 2, 6), rel=2e-3, abs=1e-7)
+
+
+def test_a_whole_head_beside_a_quantized_target_is_read(tmp_path):
+    path = checkpoint("mimo").save(tmp_path, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 16})
+    assert head_of(path).projection.weight.dtype == torch.float32
+
+
+def changed(family: str, add: dict[str, tuple[int, ...]] | None = None, drop: str = "", **flags: Any) -> Callable:
+    """Saves a family's checkpoint with tensors added, replaced or left out, and flags in config.json."""
+
+    def save(path: Path) -> Path:
+        tensors = checkpoint(family).tensors() | {key: torch.ones(shape) for key, shape in (add or {}).items()}
+        tensors.pop(drop, None)
+        return checkpoint(family).save(path, tensors, **flags)
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("save", "message"),
+    [
+        (changed("mimo", drop="model.mtp_layers.0.input_proj.weight"),
+         rf"'tiny': the checkpoint has no MTP head, .* '{AFTER}eh_proj.weight', 'mtp.fc.weight', 'model.mtp_layers"),
+        (changed("deepseek_v3", drop=f"{AFTER}enorm.weight"),
+         rf"key '{AFTER}enorm.weight' of shape \[{SIZE}\] of the MTP head is missing"),
+        (changed("deepseek_v3", drop=f"{AFTER}mlp.experts.3.up_proj.weight"),
+         rf"key '{AFTER}mlp.experts.3.up_proj.weight' of shape \[16, {SIZE}\] of the MTP head is missing"),
+        (changed("qwen3_next", drop="mtp.norm.weight"), r"key 'mtp.norm.weight' of shape \[32\] of .* is missing"),
+        (changed("qwen3_next", {"mtp.fc.bias": (SIZE,)}),
+         r"key 'mtp.fc.bias' of shape \[32\] is unknown in MTP heads of the Qwen3-Next layout"),
+        (changed("qwen3_5", {"mtp.emb.weight": (SIZE,)}), r"key 'mtp.emb.weight' of shape \[32\] is unknown"),
+        (changed("glm4_moe", {f"{AFTER}self_attn.sinks": (HEADS,)}),
+         r"sinks' of shape \[4\] is unknown in MTP heads of the DeepSeek-V3 layout"),
+        (changed("mimo", {"model.mtp_layers.0.input_proj.weight": (SIZE, SIZE)}),
+         r"input_proj.weight' has shape \[32, 32\]; expected \[32, 64\]"),
+        (changed("qwen3_5_moe", {"mtp.layers.0.mlp.experts.down_proj": (4, SIZE, 16)}),
+         r"experts.down_proj' has shape \[4, 32, 16\]; expected \[8, 32, 16\]"),
+        (changed("qwen3_5", mtp_use_dedicated_embeddings=True),
+         r"config.json: mtp_use_dedicated_embeddings is True, which is not implemented for MTP heads"),
+        (changed("qwen3_5", text_config={"mtp_layer_types": ["linear_attention"]}),
+         r"text_config.mtp_layer_types is \['linear_attention'\], which is not implemented"),
+        (changed("mimo", use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention"] * LAYERS),
+         r"layers have sliding windows of 8 tokens, which are not implemented for MTP heads"),
+        (changed("mimo", {"model.mtp_layers.0.mlp.up_proj.qweight": (4,)}, quantization_config={"quant_method": "awq"}),
+         r"MTP head is quantized with awq, as key 'model.mtp_layers.0.mlp.up_proj.qweight' says"),
+    ],
+)  # fmt: skip
+def test_what_is_not_implemented_is_refused_by_name(tmp_path, save, message):
+    with pytest.raises(ModelError, match=message):
+        head_of(save(tmp_path))
+
+
+def test_a_cluster_finds_out_before_it_starts_anything(tmp_path):
+    source = ModelSource("tiny", "tiny", checkpoint("qwen3_5").save(tmp_path))
+    config = AutoConfig.from_pretrained(tmp_path)
+    check_mtp_head(source, config)
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    save_file({key: value for key, value in tensors.items() if key != "mtp.fc.weight"}, weights)
+    with pytest.raises(ModelError, match="the checkpoint has no MTP head"):
+        check_mtp_head(source, config)
+    weights.write_bytes(b"nothing")
+    with pytest.raises(ModelError, match=r"model.safetensors: cannot be read"):
+        check_mtp_head(source, config)
+    weights.unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model.bin: MTP heads are read from safetensors alone"):
+        check_mtp_head(source, config)
