@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from actors.eagle.mtp_head import MtpHead
 from actors.eagle.mtp_layout import MtpLayout, block_config, check_flags, find_layout
 from actors.errors import ModelError
+from actors.models.loader import generation_problem
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
 from actors.models.stored_quantization import stored_quantization, unify_dtype
@@ -52,6 +53,9 @@ def load_mtp_head(
         block_names = layout.block_keys(names)
         has_experts = any(key.startswith(f"{layout.block}mlp.experts.") for key in block_names)
         config = block_config(source.spec, text, has_experts=has_experts)
+        problem = generation_problem(config)
+        if problem is not None:
+            raise ModelError(f"model {source.spec!r}: {config.model_type}, the family of its MTP head, {problem}")
         kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         published = {_in_model(layout, key): key for key in (*block_names, layout.output_norm)}
         quantization = _quantization(source, target, layout, names)

@@ -5,6 +5,7 @@ Covers `actors.eagle.mtp_layout`, `actors.eagle.mtp_loading` and `actors.eagle.m
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -44,6 +45,7 @@ from paceline_testing.mtp_checkpoints import (
     MtpCheckpoint,
 )
 from paceline_testing.plain_rotation import rotated
+from tests.gpu.launches import counted
 
 FAMILIES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "mimo")
 TEXT = [5, 9, 13, 2, 40, 7, 7, 23, 51, 8, 30]
@@ -243,6 +245,26 @@ def test_trees_that_grow_on_the_device_are_those_of_the_published_forward(tmp_pa
     assert got == pytest.approx(wanted, rel=2e-3, abs=1e-7)
 
 
+@pytest.mark.parametrize(("family", "launches"), [("mimo", 96), ("deepseek_v3", 160)])
+def test_on_a_device_a_level_is_launches_that_wait_for_nothing(tmp_path, family, launches):
+    """Two texts go on with trees, on `meta` tensors."""
+    path = checkpoint(family).save_knowing(tmp_path)
+    target, counts = target_of(path).bfloat16().to("meta"), []
+    for depth in (1, 2):
+        options = EagleOptions(depth=depth, top_k=3)
+        drafter = EagleDrafter(target, head_of(path, dtype="bfloat16").to("meta"), 64, options, "triton_tree")
+        asked = [HeadRows(31, np.array([1]), np.array([text]), np.arange(32) + 32 * text, 12) for text in range(2)]
+        for _ in range(2):  # constants go up the first time
+            drafter.tap.open()
+            target.model(torch.zeros((1, 2), dtype=torch.int64, device="meta"))
+            with counted() as mode, torch.inference_mode():
+                drafter.propose(asked)
+        counts.append(mode.counts)
+        assert (mode.counts["copies up"], mode.counts["copies back"]) == (1, 1)
+        assert mode.counts.keys() == {"copies up", "copies back", "kernels"}
+    assert counts[1]["kernels"] - counts[0]["kernels"] <= launches
+
+
 def test_copies_of_the_targets_embeddings_and_output_layer_are_shared(tmp_path):
     made = checkpoint("glm4_moe")
     path = made.save(tmp_path / "plain")
@@ -292,6 +314,14 @@ def test_the_first_of_several_heads_drafts_all_depths(tmp_path, family, first, s
     head = head_of(made.save(tmp_path, made.tensors() | more, num_nextn_predict_layers=2))
     norm = head.block.layers[0].input_layernorm.weight
     assert torch.equal(norm, made.tensors()[f"{first}input_layernorm.weight"])
+
+
+def test_a_model_of_pictures_and_text_has_the_head_of_its_text_model(tmp_path):
+    """As Qwen3.5 is published: the text's configuration is a part of config.json."""
+    path = checkpoint("qwen3_5").save(tmp_path)
+    text = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": text}))
+    assert torch.equal(head_of(path).projection.weight, checkpoint("qwen3_5").tensors()["mtp.fc.weight"])
 
 
 BLOCK = 16
