@@ -225,7 +225,7 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     max_rows: int  # at most this many not yet computed tokens are computed this round (chunked prefill)
     draft: DraftTree | None = None  # to verify behind the last token; None, which is cheaper to send: an empty tree
     begin: SequenceStart | None = None  # present when delta.start == 0
-    # Draft nodes that the target's EAGLE head may propose for the next round; 0: it only takes these rows in, so that
+    # Draft nodes that the target's draft head may propose for the next round; 0: it only takes these rows in, so that
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
     head_min_confidence: float = 0.0  # of the head's nodes that it drafts behind, except the root
@@ -312,7 +312,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     rows: int = 0
     elapsed_s: float = 0.0  # without the head's time
     successors: Successors | None = None
-    drafted_seq_ids: list[int] = []  # sequences for which the EAGLE head drafts the next round
+    drafted_seq_ids: list[int] = []  # sequences for which the draft head drafts the next round
     drafts: list[DraftTree] = []  # their trees: behind the verdict's next token, likeliest nodes first
     head_s: float = 0.0  # the head's time
     is_declined: bool = False  # a round sent ahead that is not carried out: nothing has changed
@@ -330,7 +330,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     block_size: int
     total_blocks: int
     step_times: list[tuple[int, float]] = []  # only a target: (rows, seconds) of a forward in a short context
-    has_head: bool = False  # whether an EAGLE head runs beside the target
+    has_head: bool = False  # whether a draft head runs beside the target
     # Only a target: row counts that its forwards are padded to, ascending. Empty, or beyond the last: no padding.
     row_steps: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Grows the trees of an EAGLE head on an accelerator, by launches that read nothing of the host.
+"""Grows the trees of a draft head on an accelerator, by launches that read nothing of the host.
 
 The same trees as `eagle_drafter` grows on the host. Every tree expands `top_k` nodes in every level, so that shapes do
 not depend on scores; nodes that cannot be among the likeliest are expanded in vain, since a child scores no higher.

@@ -1,4 +1,4 @@
-"""Drafts of an EAGLE head from the target's hidden states.
+"""Drafts of an EAGLE or MTP head from the target's hidden states.
 
 After each round the head runs over the positions with new features, then grows a tree: the `top_k` likeliest children
 of each of a level's `top_k` likeliest nodes, for `depth` levels. The likeliest nodes of all are kept (EAGLE-2, Li et

@@ -1,4 +1,4 @@
-"""The target engine's interface to a drafter that reads its hidden states, such as an EAGLE head."""
+"""The target engine's interface to a drafter that reads its hidden states, such as an EAGLE or MTP head."""
 
 from __future__ import annotations
 

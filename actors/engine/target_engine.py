@@ -272,7 +272,7 @@ class TargetEngine:
             head.tap.drop()
             if not self._eagle_head_has_failed:
                 self._eagle_head_has_failed = True
-                logger.warning("the EAGLE head failed; rounds go on without its drafts", exc_info=True)
+                logger.warning("the draft head failed; rounds go on without its drafts", exc_info=True)
         begun.head_s = self._clock.seconds_since(started)
 
     answer = verify  # the name that every worker's engine has

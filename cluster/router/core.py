@@ -68,7 +68,7 @@ class RouterCore:
     events that `plan_round`, `commit` and `end_overdue` return in order.
 
     `drafters` are the CPU drafters by name. `set_draft_workers` connects the sources "draft_model" and, where it is
-    configured, "ouroboros". A target with an EAGLE head is also the source "eagle".
+    configured, "ouroboros". A target with an EAGLE or MTP head is also the source "eagle".
     Raises InvalidRequest for drafters that require more rows than a round may have.
     """
 

@@ -1,4 +1,4 @@
-"""Drafts of the target's EAGLE head.
+"""Drafts of the target's EAGLE or MTP head.
 
 The head drafts the next round at the end of this one. Its trees come with the target's result, and are proposed if
 nothing has been committed since.

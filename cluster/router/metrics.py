@@ -41,7 +41,7 @@ _COUNTERS: _Table = (
     ("paceline_rounds", "counters.rounds", "Rounds committed"),
     ("paceline_target_rows", "counters.rows", "Rows computed by the target, prompts included"),
     ("paceline_target_seconds", "counters.verify_s", "The target's own time in rounds"),
-    ("paceline_head_seconds", "counters.head_s", "Time of the EAGLE head beside the target"),
+    ("paceline_head_seconds", "counters.head_s", "Time of the draft head beside the target"),
     ("paceline_router_seconds", "driver.router_seconds", "Time spent in the router's own code"),
     ("paceline_emitted_tokens", "counters.emitted_tokens", "Tokens emitted"),
     ("paceline_requests_refused", "counters.refused", "Requests refused because the queue was full"),

@@ -5,7 +5,7 @@ the target walks that tree with the emitted tokens; what lies behind them is the
 does the same with the result (`actors.round_ahead`), so a round sent ahead is committed like any other.
 
 Only rounds in which all running sequences decode are followed by one sent ahead, and only where drafts come from CPU
-drafters or nowhere: the rejection rule, EAGLE heads and draft models need the tokens before they draft, and grammars
+drafters or nowhere: the rejection rule, draft heads and draft models need the tokens before they draft, and grammars
 before they mask.
 """
 

@@ -63,7 +63,7 @@ class DraftState:
     cpu_known: list[int] = field(default_factory=list)  # tokens each CPU drafter has seen
     max_tokens: int = 0  # draft tokens a round
     from_round: int = 0  # no drafts before this round, after failed rounds or a lack of KV blocks
-    head_tree: DraftTree | None = None  # drafted by the target's EAGLE head
+    head_tree: DraftTree | None = None  # drafted by the target's draft head
     head_length: int = 0  # committed tokens that head_tree follows
     record: DraftRecord | None = None  # how each source has fared; None: no drafts yet
     worker: str | None = None

@@ -409,7 +409,7 @@ def test_a_head_that_fails_costs_its_drafts_and_nothing_else(tmp_path, monkeypat
     run(engine, texts, texts[0].item(), texts[1].item())
     assert [text.tree for text in texts] == [None, None]
     assert texts[0].tokens[:4] == texts[1].tokens
-    assert "the EAGLE head failed" in caplog.text
+    assert "the draft head failed" in caplog.text
     monkeypatch.undo()
     run(engine, texts, texts[0].item())
     assert texts[0].tree is not None
