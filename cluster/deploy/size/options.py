@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from actors.errors import InvalidRequest
-from cluster.deploy.size.estimate import CPU, EFFICIENCY, Deployment, PlacedModel
+from cluster.deploy.size.estimate import Deployment
 from cluster.deploy.size.hardware import GPUS, Gpu, measure_cpu, parse_gpus, read_hardware
+from cluster.deploy.size.head_shape import ASSUMED, find_head
 from cluster.deploy.size.model_shape import find_model
+from cluster.deploy.size.placed_model import CPU, EFFICIENCY, PlacedModel
 from cluster.router.step_time import StepTimeCurve
 
-_MODEL_ACCEPTANCE = 0.7  # default with a draft model
+_MODEL_ACCEPTANCE = 0.7  # default with a draft model or a head
 _CPU_ACCEPTANCE = 0.5  # default with drafters on the CPU: two tokens a round
+_DTYPE, _LINK_MS, _HIT_RATE, _AHEAD = "bfloat16", 0.2, 0.9, 8
+_CONTEXT = 4096
 
 
 def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> Deployment:
@@ -22,18 +26,23 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
     known = {**GPUS, **(read_hardware(asked.hardware) if asked.hardware else {})}
     target = _target(asked, known)
     drafter = None if asked.draft is None else _drafter(asked, known, target)
-    assumed = _CPU_ACCEPTANCE if drafter is None else _MODEL_ACCEPTANCE
+    head = None if asked.eagle_head is None else _head(asked, target)
+    has_model = drafter is not None or head is not None
+    given = asked.acceptance
     return Deployment(
         target=target,
         drafter=drafter,
+        head=head,
+        head_directory=None if asked.eagle_head == ASSUMED else asked.eagle_head,
         concurrency=asked.concurrency,
-        context=asked.context,
-        link_s=asked.link_ms / 1000,
-        acceptance=assumed if asked.acceptance is None else asked.acceptance,
-        is_assumed=asked.acceptance is None,
+        context=asked.context or _CONTEXT,
+        link_s=(_LINK_MS if asked.link_ms is None else asked.link_ms) / 1000,
+        acceptance=_MODEL_ACCEPTANCE if given is None or not has_model else given,
+        cpu_acceptance=_CPU_ACCEPTANCE if given is None or has_model else given,
+        assumed=tuple(_assumed(asked, has_model, is_measured=bool(measured))),
         draft_tokens=asked.draft_tokens,
-        hit_rate=asked.hit_rate,
-        outcomes=asked.draft_ahead,
+        hit_rate=_HIT_RATE if asked.hit_rate is None else asked.hit_rate,
+        outcomes=_AHEAD if asked.draft_ahead is None else asked.draft_ahead,
         max_workers=asked.max_draft_workers,
         gpu_hour=asked.price_per_gpu_hour,
         draft_gpu_hour=asked.draft_price_per_gpu_hour,
@@ -41,12 +50,34 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
     )
 
 
+def _assumed(asked: Namespace, has_model: bool, is_measured: bool) -> Iterator[str]:
+    """Figures that were not given, with the options that give them."""
+    if asked.context is None:
+        yield f"{_CONTEXT:,} cached tokens of a request (--context)"
+    if has_model:
+        whose = " or ".join(name for name, spec in (("draft model", asked.draft), ("head", asked.eagle_head)) if spec)
+        if asked.acceptance is None:
+            yield f"a guess of the {whose} is right with probability {_MODEL_ACCEPTANCE} (--acceptance)"
+        yield f"one of the CPU's drafters with {_CPU_ACCEPTANCE}"
+    elif asked.acceptance is None:
+        yield f"a guess of the CPU's drafters is right with probability {_CPU_ACCEPTANCE} (--acceptance)"
+    if asked.draft is not None and asked.hit_rate is None:
+        yield f"{_HIT_RATE:.0%} of drafts made ahead can be used (--hit-rate)"
+    if asked.eagle_head == ASSUMED:
+        yield "the size of the head, one layer like the target's with 32,000 outputs (--eagle-head DIRECTORY)"
+    if asked.link_ms is None:
+        yield f"{_LINK_MS} ms from the router to a worker and back (--link-ms)"
+    if asked.efficiency is None and not asked.cpu and not is_measured:
+        yield f"{EFFICIENCY:.0%} of the rates of data sheets are reached (--efficiency)"
+
+
 def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
     shape = find_model(asked.target, "--target")
-    if asked.context > shape.max_context:
-        raise InvalidRequest("--context", asked.context, f"{shape.name} takes {shape.max_context} tokens at most")
+    context = asked.context or _CONTEXT
+    if context > shape.max_context:
+        raise InvalidRequest("--context", context, f"{shape.name} takes {shape.max_context} tokens at most")
     if asked.cpu:
-        device, gpu, count = CPU, measure_cpu(asked.dtype, asked.memory_gib, asked.bandwidth_gb_s), 1
+        device, gpu, count = CPU, measure_cpu(asked.dtype or _DTYPE, asked.memory_gib, asked.bandwidth_gb_s), 1
     else:
         device, gpu, count = parse_gpus(asked.gpus, "--gpus", known)
     if shape.num_heads % count:
@@ -58,7 +89,7 @@ def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
         device=device,
         gpu=gpu,
         count=count,
-        dtype=asked.dtype,
+        dtype=asked.dtype or _DTYPE,
         kv_dtype=asked.kv_dtype,
         efficiency=asked.efficiency or (1.0 if asked.cpu else EFFICIENCY),
     )
@@ -67,8 +98,15 @@ def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
 def _drafter(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> PlacedModel:
     """The draft model, by default on one GPU of the target's kind."""
     shape = find_model(asked.draft, "--draft")
-    placed = replace(target, shape=shape, count=1, dtype=asked.draft_dtype, kv_dtype="auto")
+    placed = replace(target, shape=shape, count=1, dtype=asked.draft_dtype or _DTYPE, kv_dtype="auto")
     if asked.draft_gpu is None:
         return placed
     device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
     return replace(placed, device=device, gpu=gpu, count=count)
+
+
+def _head(asked: Namespace, target: PlacedModel) -> PlacedModel:
+    """The head: each of the target's devices has all of it, in 16 bits where the target is quantized."""
+    dtype = target.dtype if target.dtype in ("float32", "float16") else _DTYPE
+    shape = find_head(asked.eagle_head, target.shape, "--eagle-head")
+    return replace(target, shape=shape, count=1, dtype=dtype, kv_dtype="auto")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from cluster.deploy.size.estimate import CPU, NUM_BYTES, QUANTIZED, Deployment, PlacedModel, Sizing, Speed
+from cluster.deploy.size.configured import Configured
+from cluster.deploy.size.estimate import Deployment, Sizing, Speed
+from cluster.deploy.size.placed_model import CPU, NUM_BYTES, QUANTIZED, PlacedModel
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows
 
@@ -15,8 +17,8 @@ _SPEED_HEADER = (
 )
 
 
-def as_json(sizing: Sizing) -> dict[str, object]:
-    """Sizes in bytes, times in seconds, speeds in tokens a second."""
+def as_json(sizing: Sizing, configured: Configured | None = None) -> dict[str, object]:
+    """Sizes in bytes, times in seconds, speeds in tokens a second. configured: what a configuration allows."""
     deployment, memory, fits = sizing.deployment, sizing.memory, sizing.memory.fits
     target, drafter = deployment.target, deployment.drafter
     rates = target.gpu.model_dump(include={"memory_gib", "bandwidth_tb_s", "tflops"})
@@ -29,7 +31,9 @@ def as_json(sizing: Sizing) -> dict[str, object]:
         "context": deployment.context,
         "draft": drafter and drafter.shape.name,
         "draft_gpu": drafter and drafter.device,
-        "acceptance": deployment.acceptance,
+        "eagle_head": deployment.head and deployment.head.shape.name,
+        "acceptance": deployment.acceptance if drafter or deployment.head else deployment.cpu_acceptance,
+        "assumed": list(deployment.assumed),
         "fits": fits,
         "fits_on_gpus": _groups_that_fit(deployment),
         "memory_per_gpu": asdict(memory),
@@ -40,12 +44,14 @@ def as_json(sizing: Sizing) -> dict[str, object]:
         "cheapest": asdict(sizing.cheapest) if fits else None,
         "fastest": asdict(sizing.fastest) if fits else None,
         "settings": settings(sizing) or None,
+        "configured": configured and asdict(configured.speed),
+        "better": configured and [asdict(one) for one in configured.better],
         "notes": list(_notes(sizing)) if fits else [],
     }
 
 
-def sections(sizing: Sizing) -> Iterator[str | Table]:
-    """Paragraphs and tables, in the order in which they are printed."""
+def sections(sizing: Sizing, configured: Configured | None = None) -> Iterator[str | Table]:
+    """Paragraphs and tables, in the order in which they are printed. configured: what a configuration allows."""
     deployment, memory, target = sizing.deployment, sizing.memory, sizing.deployment.target
     where, each, reserved = f"{target.count} x {target.device}", "Memory of each GPU", "CUDA"
     if target.device == CPU:
@@ -72,6 +78,8 @@ def sections(sizing: Sizing) -> Iterator[str | Table]:
     yield "A round without drafts", ("", "ms"), [(name, _ms(seconds)) for name, seconds in parts.items()]
     yield _speeds(sizing)
     yield _advice(sizing.cheapest, sizing.fastest)
+    if configured is not None:
+        yield _judgement(configured)
     yield from _notes(sizing)
 
 
@@ -91,6 +99,8 @@ def settings(sizing: Sizing) -> dict[str, object]:
         "speculation.max_draft_tokens": drafts,
         "speculation.max_rows": min(4096, sequences * drafts) or None,
     }
+    if speed.drafting == "by the head":
+        values |= {"target.eagle_head": deployment.head_directory, "target.eagle_depth": max(1, drafts - 1)}
     if speed.draft_workers:
         ahead = deployment.outcomes if speed.drafting == "one round ahead" else 0
         values |= {"draft.workers": speed.draft_workers, "draft.gamma": drafts, "draft.ahead": ahead}
@@ -101,10 +111,13 @@ def _notes(sizing: Sizing) -> Iterator[str]:
     """Reservations that apply to these figures."""
     deployment, drafter = sizing.deployment, sizing.deployment.drafter
     yield "Times are what good kernels can reach at best; reading prompts is not included."
-    if deployment.is_assumed:
-        what = "`paceline bench local --compare` tells that of your texts."
-        yield f"An acceptance of {deployment.acceptance} is assumed; {what}"
-    if drafter is not None and len(sizing.speeds) == 1:
+    if deployment.assumed:
+        yield f"Assumed, not measured: {'; '.join(deployment.assumed)}."
+    if sizing.cheapest.drafting == "by the head" and deployment.head_directory is None:
+        yield "Add target.eagle_head, the directory of a head, to the settings."
+    if any("--acceptance" in one for one in deployment.assumed):
+        yield "`paceline bench local --compare` tells the acceptance of your texts."
+    if drafter is not None and not any(speed.draft_workers for speed in sizing.speeds):
         yield f"{drafter.shape.name} with the caches of its requests fits on no {drafter.device}."
     if drafter is not None and deployment.gpu_hour is None:
         yield "Without prices a draft GPU counts as much as one of the target's."
@@ -119,6 +132,8 @@ def _notes(sizing: Sizing) -> Iterator[str]:
 
 def _unserved(target: PlacedModel) -> str:
     """Why Paceline's own engine does not serve it; empty if it does."""
+    if target.kv_dtype != "auto" and NUM_BYTES[target.kv_dtype] != (4 if target.dtype == "float32" else 2):
+        return f"Paceline's engine has no KV cache in {target.kv_dtype} beside weights in {target.dtype}"
     if target.dtype == "fp8" and target.device != CPU and target.gpu.tflops_fp8 is None:
         return f"Paceline's engine computes in fp8 where the GPU does, which {target.device} does not"
     return ""
@@ -144,11 +159,21 @@ def _advice(cheapest: Speed, fastest: Speed) -> str:
     return advice if fastest == cheapest else f"{advice} Fastest: {_named(fastest)}, {fastest.ratio:.2f} times."
 
 
+def _judgement(configured: Configured) -> str:
+    speed = configured.speed
+    text = f"As configured: {_named(speed)}, {speed.ratio:.2f} times, {speed.tokens_per_s:,.0f} tokens/s in all."
+    if not configured.better:
+        return f"{text} Nothing above is better by more than 1 %, by the token or on as many GPUs."
+    best = configured.better[0]
+    return f"{text} Better: {_named(best)}, {best.ratio:.2f} times, {best.tokens_per_s:,.0f} tokens/s in all."
+
+
 def _named(speed: Speed) -> str:
     if speed.drafting == "none":
         return "no drafts"
     if not speed.draft_workers:
-        return f"{speed.draft_tokens} draft tokens from the CPU"
+        whose = "by the EAGLE head" if speed.drafting == "by the head" else "from the CPU"
+        return f"{speed.draft_tokens} draft tokens {whose}"
     return f"{_count(speed.draft_workers, 'draft worker')}, {speed.drafting}, {speed.draft_tokens} draft tokens"
 
 

@@ -108,6 +108,10 @@
 {{- if not (or $values.models.prepare (hasPrefix "/" $config.target.model)) -}}
 {{- fail (printf "config.target.model is %s; without models.prepare it must be a directory, /models/..." $config.target.model) -}}
 {{- end -}}
+{{- $head := $config.target.eagle_head -}}
+{{- if not (or (eq $head "none") (hasPrefix "/" $head)) -}}
+{{- fail (printf "config.target.eagle_head is %s; it must be none or a directory, /models/..." $head) -}}
+{{- end -}}
 {{- if and $drafts (not (hasPrefix "/" $config.draft.model)) -}}
 {{- if ne $config.draft.model "auto" -}}
 {{- fail (printf "config.draft.model is %s; it must be none, auto or a directory, /models/..." $config.draft.model) -}}

@@ -218,7 +218,7 @@ def test_the_rules_of_the_operator_hold_that_our_own_validation_does_not_know(pr
         assert ("priority" in group) == ("idleTimeoutSeconds" in group) == cluster["enableInTreeAutoscaling"]
     if cluster["enableInTreeAutoscaling"]:
         assert cluster["autoscalerOptions"]["version"] == "v2"
-        assert groups["draft"]["priority"] < groups["target"]["priority"]
+        assert all(groups[name]["priority"] < groups["target"]["priority"] for name in groups.keys() & {"draft"})
 
 
 @every_profile
@@ -330,7 +330,7 @@ def test_every_container_is_confined(profile):
 @every_profile
 def test_no_pod_is_killed_for_what_happens_in_another(profile):
     specs = pod_specs(profile_objects(profile))
-    for group in RAY_GROUPS:
+    for group in groups_of(profile_objects(profile)):
         (container,) = specs[group]["containers"]
         assert container["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
         assert {"name": "RAY_LOG_TO_STDERR", "value": "1"} in container["env"]
@@ -516,8 +516,9 @@ def test_what_prepares_models_has_the_users_settings_and_no_gpu():
             profile_values("single-node-gpu"),
             {
                 "models": {"prepare": True},
-                "config": {"target": {"model": "smollm2"}},
+                "config": {"target": {"model": "smollm2"}, "draft": {"model": "auto"}},
                 "networkPolicy": {"egress": [{}]},
+                "draft": {"resources": {"limits": {"nvidia.com/gpu": "1"}}},
                 "pods": {"envFrom": [{"configMapRef": {"name": "proxy"}}], "volumeMounts": [mount]},
             },
         )
@@ -794,6 +795,7 @@ def test_the_schema_holds_the_limits_of_the_configuration():
             "it must be a name of `paceline model list`",
         ),
         ({"config": {"draft": {"model": "auto"}}}, "only with models.prepare"),
+        ({"config": {"target": {"eagle_head": "head"}}}, "it must be none or a directory, /models/..."),
         ({"config": {"draft": {"model": "small"}}}, "it must be none, auto or a directory"),
         (
             merged(profile_values("laptop"), {"networkPolicy": {"enabled": True}}),

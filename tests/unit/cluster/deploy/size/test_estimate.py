@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from cluster.config import load_config
 from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
-    NUM_BYTES,
     Deployment,
-    PlacedModel,
     round_ahead,
     round_on_request,
     sizing_of,
@@ -27,6 +25,7 @@ from cluster.deploy.size.estimate import (
 )
 from cluster.deploy.size.hardware import GPUS, measure_cpu, parse_gpus
 from cluster.deploy.size.model_shape import MODELS, read_model_shape
+from cluster.deploy.size.placed_model import NUM_BYTES, PlacedModel
 from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
 
 PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sizing.md").read_text(encoding="utf-8")
@@ -278,6 +277,7 @@ deployments = st.builds(
     link_s=st.floats(0, 0.001),
     drafter=drafters,
     acceptance=st.floats(0, 0.99),
+    cpu_acceptance=st.none() | st.floats(0, 0.99),
     draft_tokens=st.none() | st.integers(1, 16),
     hit_rate=st.floats(0, 1),
     outcomes=st.integers(1, 8),
@@ -309,7 +309,8 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
         context=1024,
         link_s=0.0002,
         drafter=None,
-        acceptance=0.5,
+        acceptance=0.7,
+        cpu_acceptance=0.5,
         draft_tokens=None,
         hit_rate=0.9,
         outcomes=8,

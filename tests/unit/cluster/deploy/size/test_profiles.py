@@ -1,0 +1,235 @@
+"""Shipped GPU profiles: by `paceline size`, drafts pay, and no better setting stands in its own output.
+
+Covers `cluster.deploy.size.configured` and `cluster.deploy.size.head_shape`, too.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config import ClusterConfig, load_config
+from cluster.deploy.size.head_shape import assumed_head, find_head
+from cluster.deploy.size.model_shape import MODELS as MODEL_SHAPES
+from paceline_testing.chart import CHART, PROFILES, merged, objects, profile_values, serve_config
+from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, tiny_eagle_tensors
+
+ROOT = Path(__file__).resolve().parents[5]
+CONFIGS = ROOT / "configs"
+PAGE = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
+CONCURRENCIES = (1, 16, 64)
+
+
+def has_gpus(profile):
+    return "nvidia.com/gpu" in profile_values(profile).get("target", {}).get("resources", {}).get("limits", {})
+
+
+def configuration(values):
+    return ClusterConfig.model_validate(serve_config(objects(values))["applications"][0]["args"])
+
+
+@cache
+def configuration_of(profile):
+    return configuration(profile_values(profile))
+
+
+def command_of(file):
+    """Arguments of the `paceline size` that a file's comment names, without the number of requests."""
+    (command,) = re.findall(r"^# paceline size (.*) --concurrency 64$", file.read_text(), re.MULTILINE)
+    return command.split()
+
+
+GPU_PROFILES = [profile for profile in PROFILES[1:] if has_gpus(profile)]
+GPU_CONFIGS = [path.stem for path in sorted(CONFIGS.glob("*.yaml")) if load_config(path).target.device != "cpu"]
+
+
+def judge(run, config, arguments, concurrency, tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(json.loads(config.model_dump_json())))
+    arguments = [*arguments, "--config", path, "--concurrency", str(concurrency)]
+    status, out, err = run("size", "--format", "json", *arguments)
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def shipped(profile):
+    if profile in GPU_CONFIGS:
+        file = CONFIGS / f"{profile}.yaml"
+        return load_config(file), command_of(file)
+    return configuration_of(profile), command_of(CHART / f"values-{profile}.yaml")
+
+
+def test_there_are_profiles_for_gpus():
+    assert {"single-node-gpu", "prod-70b"} <= set(GPU_PROFILES)
+    assert "llama-70b" in GPU_CONFIGS
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+@pytest.mark.parametrize("profile", [*GPU_PROFILES, *GPU_CONFIGS])
+def test_drafts_pay_in_every_gpu_profile_and_nothing_in_its_sizing_is_better(run, tmp_path, profile, concurrency):
+    config, arguments = shipped(profile)
+    told = judge(run, config, arguments, concurrency, tmp_path)
+    assert told["better"] == []
+    assert told["configured"]["drafting"] != "none"
+    assert told["configured"]["ratio"] > 1.5
+    assert told["gpus"].endswith(f":{config.target.tensor_parallel}")
+    configured = told["configured"]
+    assert f"| {concurrency} | {configured['draft_tokens']} | {configured['ratio']:.2f} |" in PAGE
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("changed", "concurrency"),
+    [
+        ({"speculation": {"max_rows": 64}}, 64),
+        ({"draft": {"gamma": 2}}, 1),
+        ({"draft": {"ahead": 0}}, 16),
+        ({"draft": {"model": "none"}}, 1),
+        ({"speculation": {"drafters": ["none"]}}, 16),
+        ({"speculation": {"max_draft_tokens": 0}}, 16),
+        ({"router": {"max_running": 16}}, 64),
+    ],
+)
+def test_a_profile_that_was_made_worse_is_found_out(run, tmp_path, changed, concurrency):
+    """Among them are 64 rows for 64 requests, which prod-70b once had."""
+    config, arguments = shipped("prod-70b")
+    config = ClusterConfig.model_validate(merged(json.loads(config.model_dump_json()), changed))
+    told = judge(run, config, arguments, concurrency, tmp_path)
+    assert told["better"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 64])
+def test_slow_draft_gpus_do_not_pay_for_a_large_target(run, concurrency):
+    """prod-70b once drafted on L4s."""
+    arguments = ["--target", "llama-70b", "--gpus", "h200:8", "--draft", "llama-1b", "--draft-gpu", "l4"]
+    status, out, _ = run("size", "--format", "json", *arguments, "--concurrency", str(concurrency))
+    told = json.loads(out)
+    assert (status, told["cheapest"]["draft_workers"]) == (0, 0)
+    workers = [speed["ratio"] for speed in told["speeds"] if speed["draft_workers"]]
+    assert max(workers) < 1.2 < told["cheapest"]["ratio"]
+
+
+@pytest.mark.whole
+def test_draft_workers_of_the_large_profile_have_the_gpus_that_were_sized():
+    values, command = profile_values("prod-70b"), command_of(CHART / "values-prod-70b.yaml")
+    selectors = {group: values[group]["nodeSelector"]["nvidia.com/gpu.product"] for group in ("target", "draft")}
+    assert selectors["draft"] == selectors["target"] == "NVIDIA-H200"
+    assert command[command.index("--gpus") + 1].startswith("h200:")
+    assert "--draft-gpu" not in command
+
+
+# The output of `paceline size`.
+
+
+def sized(run, *arguments):
+    status, out, err = run("size", "--format", "json", *arguments)
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+MODELS = ("--target", "llama-70b", "--gpus", "h200:8", "--draft", "llama-1b")
+
+
+def test_what_is_assumed_is_said_and_what_is_given_is_not(run):
+    given = {"--context": "1000", "--acceptance": "0.8", "--hit-rate": "0.9", "--link-ms": "0", "--efficiency": "0.8"}
+    assumed = " ".join(sized(run, *MODELS)["assumed"])
+    assert [option for option in given if f"({option})" not in assumed] == []
+    told = sized(run, *MODELS, *[part for pair in given.items() for part in pair])
+    assert told["assumed"] == ["one of the CPU's drafters with 0.5"]
+    (note,) = [note for note in sized(run, *MODELS)["notes"] if note.startswith("Assumed, not measured: ")]
+    assert "0.7 (--acceptance)" in note
+    measured = sized(run, *MODELS, "--row-times", "1:10,1000:500")["assumed"]
+    assert not [one for one in measured if "--efficiency" in one]
+
+
+def test_no_settings_are_given_for_a_kv_cache_that_the_engine_does_not_have(run):
+    told = sized(run, *MODELS, "--kv-dtype", "fp8")
+    assert told["settings"] is None
+    assert "no KV cache in fp8" in " ".join(told["notes"])
+
+
+def test_a_head_takes_memory_on_every_gpu_and_time_after_the_target(run):
+    plain, told = (sized(run, *MODELS[:4], *more) for more in ((), ("--eagle-head", "assume")))
+    head = assumed_head(MODEL_SHAPES["llama-70b"])
+    assert told["memory_per_gpu"]["weights"] - plain["memory_per_gpu"]["weights"] == 2 * head.num_parameters
+    (speed,) = [speed for speed in told["speeds"] if speed["drafting"] == "by the head"]
+    read_s = speed["draft_tokens"] * 2 * head.num_parameters / (0.8 * 4.8e12)
+    assert speed["round_s"] >= told["round"]["total_s"] + read_s
+    assert "the size of the head" in " ".join(told["assumed"])
+
+
+def test_the_assumed_head_has_the_parts_of_an_eagle3_head():
+    """A head of Llama-3.1-8B's width, tensor by tensor."""
+    size, narrow, inner = 4096, 1024, 14_336
+    attention = 2 * size * size + size * size + 2 * 2 * size * narrow
+    whole = attention + 3 * size * inner + 3 * size * size + 32_000 * size
+    assert assumed_head(MODEL_SHAPES["llama-8b"]).num_parameters == pytest.approx(whole, rel=0.001)
+
+
+def test_the_size_of_a_head_is_that_of_its_checkpoint(run, tmp_path):
+    config = make_tiny_model("llama").config
+    tensors = tiny_eagle_tensors(config, "eagle3", draft_vocab_size=23)
+    save_eagle_head(tmp_path, config, tensors)
+    shape = find_head(str(tmp_path), MODEL_SHAPES["llama-8b"], "--eagle-head")
+    assert shape.num_parameters == sum(value.numel() for name, value in tensors.items() if name not in ("d2t", "t2d"))
+    assert (shape.num_layers, shape.num_heads) == (1, config.num_attention_heads)
+    arguments = ["--target", "llama-8b", "--gpus", "h100", "--eagle-head", tmp_path]
+    told = sized(run, *arguments)
+    assert told["cheapest"]["drafting"] == "by the head"
+    assert told["settings"]["target.eagle_head"] == str(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"0")
+    status, _, err = run("size", *arguments)
+    assert status != 0
+    assert "model.safetensors: cannot be read" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--eagle-head", "/no/such"], "--eagle-head is '/no/such'; give a directory with a config.json, or assume"),
+        (["--config", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
+    ],
+)
+def test_heads_and_configurations_that_are_not_there_are_named(refuse, arguments, told):
+    assert told in refuse("size", *MODELS, *arguments)
+
+
+def test_a_sizing_needs_a_target(refuse):
+    assert "--target is None; give --target, or --config" in refuse("size", "--gpus", "h200:8")
+
+
+# Values of the chart.
+
+
+@pytest.mark.whole
+def test_settings_of_speculation_are_reachable_from_the_charts_values():
+    values = {
+        "target": {"quantization": "fp8", "eagle_head": "/models/head", "eagle_depth": 5, "eagle_top_k": 6},
+        "draft": {
+            "model": "/models/small", "quantization": "int8", "gamma": 11, "branch": 3, "ahead": 4,
+            "lookahead": {"window_size": 7},
+        },
+        "speculation": {
+            "drafters": ["draft_model", "suffix"], "drafter_options": {"suffix": {"len_threshold": 6}},
+            "max_draft_tokens": 12, "max_rows": 200, "acceptance": "rejection",
+        },
+    }  # fmt: skip
+    config = json.loads(configuration({"config": values}).model_dump_json())
+    for section, wanted in values.items():
+        found = {key: config[section][key] for key in wanted}
+        if section == "draft":
+            found["lookahead"] = {"window_size": found["lookahead"]["window_size"]}
+        assert found == wanted
+
+
+@pytest.mark.whole
+def test_what_values_say_of_speculation_are_the_defaults_of_the_configuration():
+    config, default = configuration({}), ClusterConfig()
+    assert config.speculation == default.speculation
+    for section, keys in (("target", ("quantization", "eagle_head")), ("draft", ("quantization", "gamma"))):
+        for key in keys:
+            assert getattr(getattr(config, section), key) == getattr(getattr(default, section), key)
