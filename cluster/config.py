@@ -59,7 +59,8 @@ class SpeculationConfig(Options):
     """Options of drafters by name, as in {suffix: {len_threshold: 5}}: the keywords of their classes."""
     acceptance: Literal["coupled", "rejection"] = "coupled"
     """How a draft token of a sampled text is accepted. coupled: if it is the token that would be drawn without drafts.
-    rejection: by the ratio of the probabilities of target and draft model; only the draft model drafts then."""
+    rejection: by the ratio of its probabilities in target and draft: chains that the draft model draws, and where there
+    is none, trees of the other drafters but lookahead, whose tokens are certain, so that both rules are one."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
     """Tree nodes of a sequence in a round, beside those that a drafter requires (a lookahead window). 0: none of
     either."""

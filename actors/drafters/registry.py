@@ -43,14 +43,16 @@ class DraftSource:
     name: str
     place: Literal["router", "draft_worker", "target"]
     in_auto: bool = False  # part of "auto", if there is a draft model or head that it needs
-    drafts_under_rejection: bool = False  # sends the draft distributions that `acceptance: rejection` needs
+    # Its part in `acceptance: rejection`. chain: draws tokens and sends the distributions. tree: its tokens follow from
+    # the text, so their distributions are point masses. none: it does not draft then.
+    under_rejection: Literal["chain", "tree", "none"] = "tree"
     method: DraftMethod = "tree"  # for a source on a draft worker
 
 
 _MODEL_SOURCES = (
     DraftSource(EAGLE, "target", in_auto=True),
-    DraftSource(OUROBOROS, "draft_worker", method="lookahead"),
-    DraftSource(DRAFT_MODEL, "draft_worker", in_auto=True, drafts_under_rejection=True),
+    DraftSource(OUROBOROS, "draft_worker", method="lookahead", under_rejection="none"),
+    DraftSource(DRAFT_MODEL, "draft_worker", in_auto=True, under_rejection="chain"),
 )
 
 # Prompt lookup has the same knowledge as the suffix automaton, the n-gram table and token recycling the same as
@@ -58,6 +60,7 @@ _MODEL_SOURCES = (
 # whether they pay or not, and where each further row costs as much as the first, they rarely do.
 _IN_AUTO = frozenset({CACHE, GRAMMAR, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix"})
 _NOT_DRAFTERS = frozenset({"contract", "registry"})
+_NOT_UNDER_REJECTION = frozenset({LOOKAHEAD})  # its window needs rows in every round, which a chain has no place for
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
     sorted(
@@ -68,7 +71,15 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
 )
 # All sources by name. If several of a sequence's sources are on draft workers, the first one drafts.
 SOURCES: Mapping[str, DraftSource] = MappingProxyType(
-    {name: DraftSource(name, "router", in_auto=name in _IN_AUTO) for name in CPU_DRAFTER_NAMES}
+    {
+        name: DraftSource(
+            name,
+            "router",
+            in_auto=name in _IN_AUTO,
+            under_rejection="none" if name in _NOT_UNDER_REJECTION else "tree",
+        )
+        for name in CPU_DRAFTER_NAMES
+    }
     | {source.name: source for source in _MODEL_SOURCES}
 )
 DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *sorted(source.name for source in _MODEL_SOURCES), *CPU_DRAFTER_NAMES)
@@ -173,9 +184,10 @@ def expand_drafters(
         if set(names) != {NONE}:
             raise InvalidRequest(field, ", ".join(names), f"{NONE} excludes every other drafter")
         return ()
-    can_draft = any(name == AUTO or SOURCES[name].drafts_under_rejection for name in names)
+    can_draft = any(name == AUTO or SOURCES[name].under_rejection != "none" for name in names)
     if acceptance == "rejection" and names and not can_draft:
-        limit = f"under acceptance 'rejection' only {DRAFT_MODEL} drafts; name it, alone or with others, or {NONE}"
+        idle = " and ".join(name for name, source in SOURCES.items() if source.under_rejection == "none")
+        limit = f"under acceptance 'rejection' {idle} do not draft; name another, alone or with others, or {NONE}"
         raise InvalidRequest(field, ", ".join(names), limit)
     is_there = {"router": True, "target": has_head, "draft_worker": has_draft_model}
     auto = [source.name for source in SOURCES.values() if source.in_auto and is_there[source.place]]

@@ -52,9 +52,7 @@ class CpuDrafting:
     def propose(self, round: Round) -> None:
         for index, (name, drafter) in enumerate(self._drafters):
             entries = [
-                entry
-                for entry in round.entries
-                if entry.max_nodes and entry.is_coupled and index in entry.sequence.drafts.sources.cpu
+                entry for entry in round.entries if entry.max_nodes and index in entry.sequence.drafts.sources.cpu
             ]
             if entries:
                 self._ask(index, name, drafter, entries)

@@ -177,7 +177,7 @@ class DraftChoice:
             entry = round.entries[index]
             if entry.num_chain:
                 is_accepted = np.arange(entry.num_verified) < len(path)
-                confidence = parent_confidence(entry.proposals[0][1])[: entry.num_verified]
+                confidence = parent_confidence(entry.tree)[: entry.num_verified]
                 self._calibration.chain.observe(
                     self._calibration.group(entry.sequence.namespace), confidence, is_accepted
                 )
@@ -241,13 +241,15 @@ class DraftChoice:
         return self._step_times.seconds(min(round.size.num_rows, round.size.num_running)) / rows
 
     def _cut_chains(self, round: Round, fixed_s: float) -> tuple[float, int]:
-        """Shorten the chains of sequences under rejection; returns their expected accepted tokens and their rows.
+        """Shorten the draft model's chains under rejection; returns their expected accepted tokens and their rows.
+        Where one is left, other proposals for its sequence are not verified in this round.
 
         Whether node i is verified may depend on the nodes before it but never on its own token, or the emitted tokens
         would no longer follow the target's law. So a node is judged by the confidence of its parent, against a price
-        that no draft of this round has a part in, and stop tokens stay.
+        that no draft of this round has a part in, and stop tokens stay. For the same reason other proposals have no
+        say in whether a chain is verified.
         """
-        chains = [entry for entry in round.entries if not entry.is_coupled and entry.proposals]
+        chains = [entry for entry in round.entries if entry.chain is not None]
         if not chains:
             return 0.0, 0
         room = round.budget.rows // max(1, sum(not entry.is_coupled and entry.emits for entry in round.entries))
@@ -255,7 +257,8 @@ class DraftChoice:
         price = price_of_a_row(float(round.size.num_running), fixed_s, verify_s)
         expected, rows = 0.0, 0
         for entry in chains:
-            tree = entry.proposals[0][1]
+            tree = entry.chain
+            assert tree is not None
             group = self._calibration.group(entry.sequence.namespace)
             count = 0
             for confidence in parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
@@ -270,12 +273,12 @@ class DraftChoice:
         return expected, rows
 
     def merge(self, round: Round) -> MergedTrees | None:
-        """One tree for each entry, of all that is proposed for it under the coupled rule; None: nothing is."""
+        """One tree for each entry, of all that is proposed for it beside a chain that is verified; None: nothing is."""
         proposals: list[Proposal] = []
         stop_tokens: list[int] = []
         stop_start = [0]
         for index, entry in enumerate(round.entries):
-            if entry.proposals and entry.is_coupled:
+            if entry.proposals and not entry.num_chain:
                 if entry.sequence.drafts.record is None:
                     entry.sequence.drafts.record = DraftRecord(len(self._names))
                 group = self._calibration.group(entry.sequence.namespace)
@@ -337,7 +340,7 @@ class DraftChoice:
         token_ids, parents = (np.ascontiguousarray(chosen.nodes[field]) for field in ("token_id", "parent"))
         confidence = chosen.nodes["probability"].astype(np.float32)
         for index, entry in enumerate(round.entries):
-            if entry.is_coupled and start[index + 1] > start[index]:
+            if start[index + 1] > start[index]:
                 entry.node_start, entry.node_end = start[index], start[index + 1]
                 nodes = slice(entry.node_start, entry.node_end)
                 entry.tree = DraftTree(token_ids[nodes], parents[nodes], confidence[nodes])
@@ -346,7 +349,7 @@ class DraftChoice:
 def _decision_of(round: Round) -> PlannerDecision:
     if any(len(entry.tree) for entry in round.entries):
         return "explored" if round.budget.explores else "drafted"
-    if any(entry.proposals for entry in round.entries):
+    if any(entry.proposals or entry.chain for entry in round.entries):
         return "declined"
     if round.budget.rows:
         return "nothing_proposed"
@@ -358,8 +361,10 @@ def _outcome(round: Round, emitted: list[Emitted], num_nodes: int) -> tuple[np.n
     was_verified, was_accepted = np.zeros(num_nodes, np.bool_), np.zeros(num_nodes, np.bool_)
     for index, _, path in emitted:
         entry = round.entries[index]
+        if entry.num_chain:
+            continue
         was_verified[entry.node_start : entry.node_start + entry.num_verified] = True
-        if path and not entry.num_chain:
+        if path:
             was_accepted[entry.node_start : entry.node_end][path] = True
     return was_verified, was_accepted
 

@@ -31,7 +31,7 @@ class DraftSources:
 
         Raises ValueError for too many CPU drafters, or for one with the name of a source that runs elsewhere.
         """
-        cpu = [DraftSource(name, "router") for name in cpu_names]
+        cpu = [SOURCES.get(name, DraftSource(name, "router")) for name in cpu_names]
         others = [source.name for source in SOURCES.values() if source.place != "router"]
         most = MAX_SOURCES - len(others) - 1
         if len(cpu) > most or any(source.name in others for source in cpu):
@@ -49,7 +49,7 @@ class DraftSources:
         allowed = [
             (index, source)
             for index, source in enumerate(self._sources)
-            if (AUTO in names or source.name in names) and (source.drafts_under_rejection or not is_rejection)
+            if (AUTO in names or source.name in names) and (source.under_rejection != "none" or not is_rejection)
         ]
         cpu = tuple(index for index, source in allowed if source.place == "router")
         head = next((index for index, source in allowed if source.place == "target"), None)

@@ -47,7 +47,7 @@ class HeadDrafting:
         for entry in round.entries:
             source, most = entry.sequence.drafts.sources.head, entry.max_nodes
             tree = _tree_of(entry)
-            if tree is not None and source is not None and most and entry.is_coupled:
+            if tree is not None and source is not None and most:
                 # The likeliest nodes come first, so the first nodes are the best tree of that size.
                 self._proposals.add(entry, source, tree.first(most), max_nodes=most)
 

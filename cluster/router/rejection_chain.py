@@ -1,4 +1,9 @@
-"""Drafts under `acceptance: rejection`: chains that carry their draft distributions."""
+"""Chains of the draft model under `acceptance: rejection`, which carry the distributions they were drawn from.
+
+The other sources do not draw: their tokens follow from the text, so the distribution q of each is a point mass. The
+rule then accepts a token x with probability p(x), and else draws from p without x. That is the law of the coupled rule,
+which draws from p and compares, so it verifies them: whole trees, with any dependence between draft and noise.
+"""
 
 from __future__ import annotations
 

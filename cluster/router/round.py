@@ -47,10 +47,11 @@ class RoundEntry:
     max_required: int = 0  # further nodes that its drafters may require
     head_nodes: int = -1  # as in `VerifyItem`: nodes that the head drafts for the next round
     draft_worker: str | None = None  # the worker asked to draft for it
-    proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree)
+    proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree), verified by coupling
+    chain: DraftTree | None = None  # the draft model's, with the distributions it was drawn from; under rejection
     node_start: int = 0  # its nodes in the round's `chosen` trees
     node_end: int = 0
-    num_chain: int = 0  # nodes of a rejection chain, which `Round.chosen` does not hold
+    num_chain: int = 0  # nodes of `chain` that are verified, which `Round.chosen` does not hold; 0: proposals are
     tree: DraftTree = field(default_factory=DraftTree.empty)  # sent to the target
     is_masked: bool = False  # its tokens are drawn within a grammar
     num_unmasked: int = 0  # last nodes of `tree` without a mask: no token drawn behind them may be emitted

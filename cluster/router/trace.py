@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from actors.draft_tree import depths_of
+from actors.drafters.registry import DRAFT_MODEL
 from actors.messages import TokenChunk, VerifyResult
 from cluster.router.emission import sources_of
 from cluster.router.round import Round, RoundEntry, RouterEvent
@@ -50,6 +51,8 @@ def trace_round(
     for entry in round.entries:
         for source, tree in entry.proposals:
             proposed[source_names[source]] += len(tree.token_ids)
+        if entry.chain is not None:
+            proposed[DRAFT_MODEL] += len(entry.chain)
         verified.update(sources_of(round, entry, list(range(entry.num_verified)), source_names))
         path = paths.get(entry.seq_id, set())
         nodes = [node for node in range(entry.num_verified) if node in path or _is_guess(round, entry, node)]

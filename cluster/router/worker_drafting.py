@@ -219,6 +219,8 @@ class WorkerDrafting:
 def _drafts_of(entry: RoundEntry) -> list[DraftTree]:
     """What a draft worker has proposed for the sequence, at most one tree."""
     source = None if entry.draft_worker is None else entry.sequence.drafts.sources.worker
+    if entry.chain is not None:
+        return [entry.chain]
     return [tree for proposer, tree in entry.proposals if proposer == source]
 
 

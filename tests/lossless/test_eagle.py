@@ -166,9 +166,11 @@ def test_auto_includes_a_head_that_is_there_and_asking_for_one_that_is_not_is_an
         local_engine(knowing_dir, "head", eagle_depth=0)
 
 
-def test_rejection_takes_no_drafts_of_a_head(knowing_dir):
+def test_under_rejection_a_head_drafts_and_changes_no_token(knowing_dir):
     options = {"draft_model": "none", "eagle_head": knowing_dir / "head", "acceptance": "rejection"}
-    local = LocalEngine(str(knowing_dir), kv_cache_tokens=512, **options)
-    assert "eagle" in local.drafter_names
-    assert all(generation.draft_tokens == 0 for generation in local.generate(PROMPTS, max_new_tokens=20))
-    assert local.core.counters.head_s == 0.0
+    local = LocalEngine(str(knowing_dir), kv_cache_tokens=512, drafters=("eagle",), **options)
+    sampled = {"max_new_tokens": 20, "temperature": 0.9, "seed": 3}
+    plain = local.generate(PROMPTS, drafters=(), **sampled)
+    drafted = local.generate(PROMPTS, **sampled)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert local.core.counters.head_s > 0.0

@@ -186,7 +186,8 @@ def test_rejection_at_temperature_zero_is_greedy_within_the_grammar(models, draf
 def test_under_rejection_answers_have_the_law_of_answers_without_drafts(models, drafts_pay):
     counts = []
     constraint = {"choice": ["the dog", "the dogs", "the quick fox", "a", "an oak"]}
-    for options in ({"drafters": ("none",)}, {"acceptance": "rejection", "drafters": ("draft_model",)}):
+    drafting = {"acceptance": "rejection", "drafters": ("draft_model", "suffix", "grammar")}
+    for options in ({"drafters": ("none",)}, drafting):
         local = engine(models, batch_size=64, **options)
         answers = local.generate([PROMPTS[0]] * 400, structured_outputs=constraint, temperature=1.5, seed=1)
         texts = [answer.text for answer in answers]

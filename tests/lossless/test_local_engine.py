@@ -194,6 +194,19 @@ def test_lookahead_on_the_target_finds_phrases_and_changes_no_token(model_dirs, 
         engine(model_dirs["qwen3"], ("lookahead",), drafter_options={"lookahead": shape}, max_rows=40)
 
 
+@pytest.mark.parametrize("drafters", [("suffix",), ("soft_ngram", "prompt_lookup"), ("token_recycling", "ngram_table")])
+def test_under_rejection_drafts_that_are_not_drawn_change_no_token(model_dirs, drafts_pay, drafters):
+    """Their law is the coupled rule's, and so are their tokens, also where they know the answer of the same seed."""
+    options = {"max_new_tokens": 30, "temperature": 0.9, "seed": 5, "ignore_eos": True}
+    local = engine(model_dirs["llama"], drafters, 4, acceptance="rejection")
+    plain = local.generate(PROMPTS, drafters=(), **options)
+    for _ in range(2):
+        drafted = local.generate(PROMPTS, **options)
+        assert [g.token_ids for g in drafted] == [g.token_ids for g in plain]
+    assert sum(sum(g.accepted_tokens.values()) for g in drafted) > 0
+    assert local.core.counters.invalid_trees.total() == 0
+
+
 def test_a_request_under_rejection_has_no_window(model_dirs):
     local = engine(model_dirs["llama"], ("lookahead", "draft_model"), 8, acceptance="rejection")
     generations = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
@@ -203,13 +216,13 @@ def test_a_request_under_rejection_has_no_window(model_dirs):
 
 
 def test_under_rejection_drafters_that_cannot_draft_are_refused(model_dirs):
-    reason = r"^drafters is 'suffix'; under acceptance 'rejection' only draft_model drafts"
+    reason = r"^drafters is 'lookahead'; under acceptance 'rejection' lookahead and ouroboros do not draft"
     with pytest.raises(InvalidRequest, match=reason):
-        engine(model_dirs["llama"], ("suffix",), acceptance="rejection")
-    local = engine(model_dirs["llama"], ("suffix", "draft_model"), acceptance="rejection")
+        engine(model_dirs["llama"], ("lookahead",), acceptance="rejection")
+    local = engine(model_dirs["llama"], ("lookahead", "suffix", "draft_model"), acceptance="rejection")
     with pytest.raises(InvalidRequest, match=reason):
-        local.generate(PROMPTS[:1], drafters=["suffix"])
-    for drafters in (None, (), ("auto",), ("draft_model", "suffix")):
+        local.generate(PROMPTS[:1], drafters=["lookahead"])
+    for drafters in (None, (), ("auto",), ("draft_model", "suffix"), ("suffix",)):
         (answer,) = local.generate(PROMPTS[:1], drafters=drafters, max_new_tokens=2, ignore_eos=True)
         assert len(answer.token_ids) == 2
 

@@ -255,6 +255,68 @@ def test_the_rejection_rule_draws_from_the_target_with_hostile_drafters(draft: t
     assert_distributed(outputs, exact_probabilities(**params))
 
 
+def one_hot(tokens: np.ndarray) -> list[TopProbs]:
+    """Point masses: distributions of chains int [A, n] whose tokens are certain."""
+    return [TopProbs(own.astype(np.int32), np.ones(len(own), np.float32), 1) for own in tokens]
+
+
+@pytest.mark.parametrize(("params", "token"), [(SETTINGS[1], int(TARGET[CONTEXT].argmax())), (SETTINGS[3], 0)], ids=str)
+def test_coupling_is_the_rejection_rule_for_drafts_that_are_certain(params: dict[str, Any], token: int) -> None:
+    """Either accepts a token x with probability p(x), within 5.5 standard deviations (4e-8), and else draws from p
+    without x, chi-square with 12 degrees of freedom at most; n = 20,000."""
+    count = 20_000
+    batch = Batch(params, count)
+    active = batch.unfinished()
+    p = exact_probabilities(**params)[CONTEXT]
+    tokens = np.full((count, 1), token)
+    rows = batch.rows(active, [0, 1])
+    logits = TARGET[np.full(2 * count, CONTEXT)]
+    by_ratio, next_by_ratio = verify_rejections(logits, rows, list(tokens), one_hot(tokens))
+    drawn = sample_tokens(logits, rows).numpy().reshape(-1, 2)
+    walked = [walk_tree(own, tokens[0], np.array([-1])) for own in drawn]
+    for accepted, following in (
+        (by_ratio > 0, next_by_ratio),
+        (np.array([len(path) > 0 for path, _ in walked]), np.array([after for _, after in walked])),
+    ):
+        sigma = math.sqrt(p[token] * (1 - p[token]) / count)
+        assert abs(accepted.mean() - p[token]) < 5.5 * sigma
+        rest = np.where(np.arange(VOCAB) == token, 0.0, p)
+        counts = np.bincount(following[~accepted], minlength=VOCAB)
+        assert counts[token] == 0
+        assert compare(counts, rest / rest.sum())[0] > FALSE_ALARM
+
+
+def test_rounds_of_either_rule_draw_from_the_target_together() -> None:
+    """As in a sequence whose draft workers are late now and then: chains that are drawn in some rounds, in the others
+    trees that hold what the same seed gives without drafts, so that they know the noise of the coupled rule.
+    n = 25,000."""
+    params, count = SETTINGS[2], NUM_SEQUENCES // 2
+    known = decode_coupled(params, count, plain)[0]
+    batch, is_drawn, k = Batch(params, count), np.random.default_rng(7).random((99, 2)) < 0.5, 3
+    round_id = 0
+    while len(active := batch.unfinished()) > 0:
+        round_id += 1
+        chains = active[is_drawn[round_id, active % 2]]
+        certain = np.setdiff1d(active, chains)
+        if len(chains):
+            contexts = batch.contexts(chains)
+            drawn, ids, probs = draft_with_probs(DRAFT[contexts], batch.rows(chains, [0]), k)
+            tokens = drawn.numpy()[:, None]
+            q = [TopProbs(*pair, k) for pair in zip(ids.numpy().astype(np.int32), probs.numpy(), strict=True)]
+            logits = TARGET[np.stack([contexts, tokens[:, 0]], axis=1).ravel()]
+            accepted, following = verify_rejections(logits, batch.rows(chains, [0, 1]), list(tokens), q)
+            for sequence, own, length, after in zip(chains.tolist(), tokens.tolist(), accepted, following, strict=True):
+                batch.commit(sequence, [*own[:length], int(after)])
+        if len(certain):
+            tokens = known[certain, batch.lengths[certain]]
+            logits = TARGET[np.stack([batch.contexts(certain), tokens], axis=1).ravel()]
+            drawn = sample_tokens(logits, batch.rows(certain, [0, 1])).numpy().reshape(-1, 2)
+            for sequence, own, token in zip(certain.tolist(), drawn, tokens.tolist(), strict=True):
+                path, after = walk_tree(own, np.array([token]), np.array([-1]))
+                batch.commit(sequence, [token] * len(path) + [after])
+    assert_distributed(batch.outputs(), exact_probabilities(**params))
+
+
 @pytest.mark.parametrize("params", SETTINGS[:4], ids=str)
 def test_the_rejection_rule_accepts_as_often_as_theory_says(params: dict[str, Any]) -> None:
     """Sum of min(p, q) over tokens, at the first position, n = 50,000: within 5.5 standard deviations (4e-8)."""

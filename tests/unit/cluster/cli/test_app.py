@@ -185,10 +185,10 @@ def test_a_model_or_drafter_that_cannot_be_is_named(refuse, tiny_model_dir, opti
 
 
 def test_under_rejection_drafters_that_cannot_draft_are_named(refuse, free_ports, tiny_model_dir):
-    expected = "drafters is 'suffix'; under acceptance 'rejection' only draft_model drafts"
-    rejection = ("--acceptance", "rejection", "--drafter", "suffix")
+    expected = "drafters is 'lookahead'; under acceptance 'rejection' lookahead and ouroboros do not draft"
+    rejection = ("--acceptance", "rejection", "--drafter", "lookahead")
     assert refuse("generate", "--prompt", "x", "--model", tiny_model_dir, *rejection).startswith(expected)
-    settings = ["--set", "speculation.acceptance=rejection", "--set", "speculation.drafters=[suffix]"]
+    settings = ["--set", "speculation.acceptance=rejection", "--set", "speculation.drafters=[lookahead]"]
     assert refuse("serve", *free_ports, *settings).startswith(f"speculation.{expected}")
 
 

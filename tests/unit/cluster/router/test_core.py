@@ -870,17 +870,28 @@ def answer_with(tree):
     return draft
 
 
-def test_under_rejection_only_draft_model_chains_with_probabilities_are_verified():
+def test_under_rejection_chains_of_the_draft_model_go_before_other_drafts():
+    """Whatever the others propose: a choice by their content could depend on the noise of the next tokens."""
     target = Scripted([5, 6, 7, 8, 9])
-    drafter = ChainDrafter(right(target))
-    core = make_core(rejection(), drafters={"chain": drafter}, workers=["w"])
+    core = make_core(rejection(), drafters={"chain": ChainDrafter(right(target))}, workers=["w"])
     events, batch = one_round(core, target, draft=answer_with(chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])))
-    assert not drafter.asked
     item = batch.items[0]
     assert item.tree.token_ids.tolist() == [5, 6, 40]
     assert len(item.tree.probs.token_ids) == len(item.tree.probs.probs) == 6
     assert events[0].token_ids == (5, 6, 7)
     assert events[0].sources == ("draft_model", "draft_model", "target")
+
+
+def test_under_rejection_drafts_whose_tokens_are_certain_are_verified_as_trees():
+    """Here no draft worker has answered."""
+    target = Scripted(list(range(5, 40)))
+    core = make_core(rejection(), drafters={"chain": ChainDrafter(right(target))}, workers=["w"])
+    events, batch = one_round(core, target)
+    assert (batch.items[0].tree.token_ids.tolist()[:2], batch.items[0].tree.probs) == ([5, 6], None)
+    assert events[0].token_ids[:3] == (5, 6, 7)
+    assert events[0].sources[:2] == ("chain", "chain")
+    assert core.counters.accepted_tokens["chain"] >= 2
+    assert not core.counters.invalid_trees
 
 
 @pytest.mark.parametrize(

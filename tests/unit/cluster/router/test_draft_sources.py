@@ -1,5 +1,7 @@
 """Which sources may draft for a request: by what is configured, what it names, and its acceptance rule."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,10 +44,13 @@ def test_a_sequence_that_may_use_ouroboros_does_not_use_trees():
     assert known.allowed(request("draft_model")) == AllowedSources((), None, 4, "tree")
 
 
-def test_under_rejection_only_the_draft_model_drafts():
+def test_under_rejection_the_draft_model_draws_and_lookahead_has_no_part():
     known = sources("auto", "ouroboros")
-    assert known.allowed(request(acceptance="rejection")) == AllowedSources((), None, 4, "tree")
-    assert not known.allowed(request("ouroboros", "suffix", acceptance="rejection"))
+    coupled = known.allowed(request())
+    assert (coupled.worker, coupled.method) == (3, "lookahead")
+    assert known.allowed(request(acceptance="rejection")) == replace(coupled, worker=4, method="tree")
+    assert len(known.allowed(request("suffix", acceptance="rejection"))) == 1
+    assert not known.allowed(request("ouroboros", "lookahead", acceptance="rejection"))
 
 
 def test_drafters_that_can_propose_nothing_for_a_request_have_no_part_in_its_rounds(monkeypatch):
