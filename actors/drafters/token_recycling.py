@@ -1,8 +1,8 @@
 """Token recycling: drafts the target's last predictions after a token when the token occurs again.
 
 After Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with Token Recycling"
-(2024), which fills one fixed tree of ranks. Here the probability of each rank is measured while serving, so that trees
-can also be drawn best first, and every node has a confidence.
+(2024, arXiv:2408.08696), which fills one fixed tree of ranks. Here the probability of each rank is measured while
+serving, so that trees can also be drawn best first, and every node has a confidence.
 
 With a shared cache, half of a tree and the room that the map leaves are for what followed the last token anywhere in
 the namespaces that the sequence may read.
@@ -37,8 +37,19 @@ _MEMORY_ROWS = 20_000.0  # after so many rows all counts are halved
 
 _FLOOR = 0.02  # lowest confidence of a node of a dynamic tree
 
-# Nodes by depth in the trees of the paper's code and of SAM-Decoding's port of it.
-_STATIC_LEVELS = {"static-80": (8, 21, 25, 15, 8, 3), "static-60": (7, 20, 21, 8, 4)}
+# The tree of the paper's code, which SAM-Decoding's port has, too: the number of children of each node by level, from
+# the root on; children have the ranks 0, 1, ...
+_PUBLISHED_CHILDREN = (
+    "8",
+    "84321111",
+    "83211111 2100 100 10 1 1 0 0",
+    "52111000 100 10 0 0 0 0 0 10 0 1 1 0 0",
+    "31100 10 0 0 0 1 0 1 0 0",
+    "200 1 0 0 0 0",
+)
+# A smaller tree: this many likely paths by length.
+_LIKELY_LEVELS = (7, 20, 21, 8, 4)
+_STATIC = ("static-60", "static-80")
 
 
 class _Namespace:
@@ -76,10 +87,11 @@ class TokenRecyclingDrafter(CpuDrafter):
         max_namespaces: int = _MAX_NAMESPACES,
         index: AutomataIndex | None = None,
     ) -> None:
-        """tree: "dynamic" (best first), "static-60", "static-80", or a JSON file. The file has either paths of ranks,
-        [[0], [0, 0], [1], ...], or the children of each node, {"tree_adj": {"0": [1, 2], "1": [3], ...}}, where node 0
-        is the root and a child's rank is its place in the list. floor: lowest confidence of a node of a dynamic tree.
-        index: the shared cache, if there is one. Raises InvalidRequest."""
+        """tree: "dynamic" (best first), "static-80" (the published tree), "static-60" (a smaller one), or a JSON file.
+
+        The file has either paths of ranks, [[0], [0, 0], [1], ...], or the children of each node, {"tree_adj": {"0":
+        [1, 2], "1": [3], ...}}, where node 0 is the root and a child's rank is its place in the list. floor: lowest
+        confidence of a node of a dynamic tree. index: the shared cache, if there is one. Raises InvalidRequest."""
         if max_namespaces < 1:
             raise InvalidRequest("max_namespaces", max_namespaces, "it must be at least 1")
         self._shape = None if tree == "dynamic" else _static_tree(tree)
@@ -159,10 +171,24 @@ class TokenRecyclingDrafter(CpuDrafter):
 
 def _static_tree(spec: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Rank and parent of every node, parents first. Raises InvalidRequest."""
-    paths = _likely_paths(_STATIC_LEVELS[spec]) if spec in _STATIC_LEVELS else _read_paths(Path(spec))
+    if spec == "static-80":
+        paths = _published_paths()
+    else:
+        paths = _likely_paths(_LIKELY_LEVELS) if spec == "static-60" else _read_paths(Path(spec))
     index = {path: node for node, path in enumerate(paths)}
     ranks = np.array([path[-1] for path in paths], np.int32)
     return ranks, np.array([index[path[:-1]] if len(path) > 1 else -1 for path in paths], np.int32)
+
+
+def _published_paths() -> list[tuple[int, ...]]:
+    """The paths of ranks of the paper's tree, level by level."""
+    paths: list[tuple[int, ...]] = []
+    level: list[tuple[int, ...]] = [()]
+    for counts in _PUBLISHED_CHILDREN:
+        children = zip(level, map(int, counts.replace(" ", "")), strict=True)
+        level = [(*path, rank) for path, count in children for rank in range(count)]
+        paths += level
+    return paths
 
 
 def _likely_paths(levels: Sequence[int]) -> list[tuple[int, ...]]:
@@ -190,7 +216,7 @@ def _read_paths(file: Path) -> list[tuple[int, ...]]:
             for path in paths
         )  # fmt: skip
     except OSError as error:
-        raise InvalidRequest("tree", str(file), f"dynamic, {', '.join(_STATIC_LEVELS)} or {limit}") from error
+        raise InvalidRequest("tree", str(file), f"dynamic, {', '.join(_STATIC)} or {limit}") from error
     except (KeyError, ValueError, TypeError) as error:
         raise InvalidRequest("tree", str(file), limit) from error
     if not paths or not is_right:

@@ -102,6 +102,33 @@ def test_the_chance_of_a_rank_is_what_was_seen():
     assert tree.confidence[paths.index((3,))] == pytest.approx(0.25, abs=0.02)
 
 
+# The tree of the authors' code, version 2.2.2, as paths of ranks.
+PUBLISHED = """
+0 1 2 3 4 5 6 7
+00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70
+000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 100 101 110 200 300 400 500
+0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000
+00000 00001 00002 00010 00020 00100 01000 10000
+000000 000001 000100
+"""
+
+
+def test_the_published_tree_has_its_shape():
+    drafter = TokenRecyclingDrafter(tree="static-80")
+    tokens = list(range(K**5))  # t is followed by K t + 1, ..., K t + K, so each path of ranks has a token of its own
+    drafter.remember(soft_rows(tokens, [[K * token + rank + 1 for rank in range(K)] for token in tokens]))
+    (tree,) = drafter.propose([context(0, 100)])
+    paths = []
+    for token in tree.token_ids.tolist():
+        path = ""
+        while token:
+            token, rank = divmod(token - 1, K)
+            path = f"{rank}{path}"
+        paths.append(path)
+    assert sorted(paths) == sorted(PUBLISHED.split())
+    assert len(paths) == 80
+
+
 @pytest.mark.parametrize(("name", "levels"), [("static-80", (8, 21, 25, 15, 8, 3)), ("static-60", (7, 20, 21, 8, 4))])
 def test_the_published_trees_have_their_sizes(name, levels):
     drafter = TokenRecyclingDrafter(tree=name)
