@@ -43,10 +43,15 @@ _TUNES_REFUSED = _ignored("tunes a sampler that is refused unless it is off")
 _OTHER_MODEL = _only(reason="adapters are not served")
 _ONE_REPLICA = _only(reason="the server chooses the replica")
 
+_NO_BEAMS = (
+    "beam search is not served over HTTP; the local engine has it: `paceline generate --beams N`, or "
+    "LocalEngine.beam_search in Python"
+)
+
 FOREIGN_FIELDS: dict[str, ForeignField] = {
     # OpenAI
     "audio": _only(reason="answers are text"),
-    "best_of": _only(1, reason="answers are not ranked; ask for several with n"),
+    "best_of": _only(1, reason=f"answers are not ranked; ask for several with n; {_NO_BEAMS}"),
     "function_call": _only("none", reason="it is deprecated; see tools"),
     "functions": _only([], reason="it is deprecated; see tools"),
     "metadata": _BOOKKEEPING,
@@ -69,11 +74,11 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     ),
     "detokenize": _only(True, reason="answers are text; return_token_ids adds token ids"),
     "documents": _only([], reason="write documents into a message"),
-    "early_stopping": _only(False, reason="there is no beam search"),
+    "early_stopping": _only(False, reason=_NO_BEAMS),
     "guided_decoding_backend": _SPEED,
     "include_reasoning": _only(True, reason="reasoning is part of the answer"),
     "kv_transfer_params": _only(),
-    "length_penalty": _only(1, reason="there is no beam search"),
+    "length_penalty": _only(1, reason=_NO_BEAMS),
     "logits_processors": _only([], reason="code of clients is not run"),
     "media_io_kwargs": _only({}, reason="prompts are text"),
     "mm_processor_kwargs": _only({}, reason="prompts are text"),
@@ -84,7 +89,7 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
         True, False, reason="special tokens are written as the tokenizer writes them"
     ),
     "truncate_prompt_tokens": _only(reason="prompts are not cut; shorten the prompt"),
-    "use_beam_search": _only(False, reason="there is no beam search"),
+    "use_beam_search": _only(False, reason=_NO_BEAMS),
     "vllm_xargs": _only({}),
     # SGLang
     "custom_logit_processor": _only(reason="code of clients is not run"),

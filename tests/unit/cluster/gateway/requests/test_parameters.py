@@ -33,6 +33,12 @@ async def complete(client, **fields):
     return await toy_gateway.complete(client, **{"max_tokens": 8, **fields})
 
 
+BEAMS = (
+    "beam search is not served over HTTP; the local engine has it: `paceline generate --beams N`, or "
+    "LocalEngine.beam_search in Python"
+)
+
+
 # --- other servers' parameters ---------------------------------------------------------------------------------------
 
 
@@ -64,9 +70,12 @@ async def test_any_other_value_is_refused_by_name(client, router, name):
     ("fields", "message"),
     [
         ({"best_of": 2}, "best_of is 2; this parameter is not supported here, except 1; answers are not ranked; ask "
-         "for several with n"),
-        ({"use_beam_search": True}, "use_beam_search is True; this parameter is not supported here, except false; "
-         "there is no beam search"),
+         f"for several with n; {BEAMS}"),
+        ({"best_of": 4, "use_beam_search": True}, "best_of is 4; this parameter is not supported here, except 1; "
+         f"answers are not ranked; ask for several with n; {BEAMS}"),
+        ({"use_beam_search": True, "n": 4}, "use_beam_search is True; this parameter is not supported here, except "
+         f"false; {BEAMS}"),
+        ({"length_penalty": 2}, f"length_penalty is 2; this parameter is not supported here, except 1; {BEAMS}"),
         ({"priority": True}, "priority is True; this parameter is not supported here, except 0; requests run in order "
          "of arrival"),
         ({"n_predict": 5}, "n_predict is 5; this parameter is not supported here; use max_tokens"),
