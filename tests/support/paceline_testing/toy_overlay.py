@@ -37,9 +37,9 @@ def toy_values(
     config = {
         "target": {
             "model": str(target), "served_name": "tiny", "dtype": "float32", "tensor_parallel": 1,
-            "kv_cache_tokens": _KV_TOKENS, "max_model_len": None,
+            "kv_cache_tokens": _KV_TOKENS, "max_model_len": None, "eagle_head": "none",
         },
-        "draft": {"model": str(draft), "dtype": "float32", "max_workers": most_draft_pods or 1},
+        "draft": {"model": str(draft), "dtype": "float32", "ahead": None, "max_workers": most_draft_pods or 1},
         "gateway": {"http_port": http_port, "grpc_port": grpc_port, "replicas": min(2, gateways)},
     }  # fmt: skip
     without_gpu = {"resources": {"limits": {"nvidia.com/gpu": None}, "requests": {"nvidia.com/gpu": None}}}
