@@ -139,10 +139,12 @@ def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expec
 
 def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
     chat.session.backend.acceptance = "rejection"
-    assert chat("/drafters suffix")[1].startswith("drafters is 'suffix'; under acceptance 'rejection' only draft_model")
+    expected = "drafters is 'lookahead'; under acceptance 'rejection' lookahead and ouroboros do not draft"
+    assert chat("/drafters lookahead")[1].startswith(expected)
     assert chat.session.options == OPTIONS
-    chat("/drafters suffix,draft_model")
-    assert chat.session.options.drafters == ("suffix", "draft_model")
+    for names in (("suffix", "draft_model"), ("suffix",)):
+        chat(f"/drafters {','.join(names)}")
+        assert chat.session.options.drafters == names
 
 
 @pytest.mark.parametrize(
