@@ -40,7 +40,7 @@ def size(
     draft_gpu: str = typer.Option(None, metavar="NAME", help="GPU of a draft worker; by default the target's kind."),
     draft_dtype: Dtype = typer.Option(None, case_sensitive=False, help="Of the draft model's weights; bfloat16."),
     eagle_head: str = typer.Option(
-        None, metavar="DIRECTORY", help="An EAGLE head beside the target; assume: one of the target's width."
+        None, metavar="DIRECTORY", help="An EAGLE head beside the target; mtp: its own; assume: one of its width."
     ),
     max_draft_workers: int = typer.Option(8, min=1, max=64, help="Most draft workers that are tried."),
     acceptance: float = typer.Option(

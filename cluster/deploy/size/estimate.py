@@ -43,7 +43,7 @@ class Deployment:
     link_s: float  # a message from the router to a worker and back
     drafter: PlacedModel | None = None  # on a worker's GPU
     head: PlacedModel | None = None  # whole on each of the target's devices
-    head_directory: str | None = None  # None: the head's size is assumed
+    head_setting: str | None = None  # target.eagle_head; None: no certain head is asked for
     acceptance: float  # probability that a guess of the draft model or of the head is right, in [0, 1]
     cpu_acceptance: float | None  # of drafters on the router's CPU, which take no time; None: there are none
     assumed: tuple[str, ...] = ()  # figures that nobody has given

@@ -1,4 +1,4 @@
-"""The size of an EAGLE head: read from a checkpoint, or assumed from the target's."""
+"""The size of an EAGLE or MTP head: read from a checkpoint, or assumed from the target's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import InvalidRequest, ModelError
+from actors.options import MTP_HEAD
 from cluster.deploy.size.model_shape import ModelShape
 
 ASSUMED = "assume"  # instead of a directory
@@ -17,13 +18,15 @@ _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 
 def find_head(spec: str, target: ModelShape, field: str) -> ModelShape:
-    """A head's directory, of which config.json and the headers of its safetensors are read, or ASSUMED. Raises
-    InvalidRequest, or ModelError for files that cannot be read."""
+    """A head's directory, of which config.json and the headers of its safetensors are read, MTP_HEAD or ASSUMED.
+    Raises InvalidRequest, or ModelError for files that cannot be read."""
     if spec == ASSUMED:
         return assumed_head(target)
+    if spec == MTP_HEAD:
+        return assumed_mtp_head(target)
     path = Path(spec).expanduser()
     if not (path / "config.json").is_file():
-        raise InvalidRequest(field, spec, f"give a directory with a config.json, or {ASSUMED}")
+        raise InvalidRequest(field, spec, f"give a directory with a config.json, {MTP_HEAD} or {ASSUMED}")
     return _read_head(path, target)
 
 
@@ -44,6 +47,22 @@ def assumed_head(target: ModelShape) -> ModelShape:
         num_expert_parameters=0,
         num_experts=0,
         experts_per_token=0,
+    )
+
+
+def assumed_mtp_head(target: ModelShape) -> ModelShape:
+    """An MTP head: a layer of the target's, a layer that joins an embedding and a hidden state, and the target's output
+    layer, which it reads again."""
+    size = target.hidden_size
+    output = size * target.vocab_size
+    layers = target.num_parameters - target.num_lookup_parameters - output
+    return replace(
+        target,
+        name=f"an MTP head of {target.name}",
+        num_layers=1,
+        num_parameters=round(layers / target.num_layers + 2 * size * size + output),
+        num_lookup_parameters=0,
+        num_expert_parameters=round(target.num_expert_parameters / target.num_layers),
     )
 
 

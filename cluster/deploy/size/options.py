@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from actors.errors import InvalidRequest
+from actors.options import MTP_HEAD
 from cluster.deploy.size.estimate import Deployment
 from cluster.deploy.size.hardware import GPUS, Gpu, measure_cpu, parse_gpus, read_hardware
 from cluster.deploy.size.head_shape import ASSUMED, find_head
@@ -33,7 +34,7 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
         target=target,
         drafter=drafter,
         head=head,
-        head_directory=None if asked.eagle_head == ASSUMED else asked.eagle_head,
+        head_setting=None if asked.eagle_head == ASSUMED else asked.eagle_head,
         concurrency=asked.concurrency,
         context=asked.context or _CONTEXT,
         link_s=(_LINK_MS if asked.link_ms is None else asked.link_ms) / 1000,
@@ -63,6 +64,8 @@ def _assumed(asked: Namespace, has_model: bool, is_measured: bool) -> Iterator[s
         yield f"a guess of the CPU's drafters is right with probability {_CPU_ACCEPTANCE} (--acceptance)"
     if asked.draft is not None and asked.hit_rate is None:
         yield f"{_HIT_RATE:.0%} of drafts made ahead can be used (--hit-rate)"
+    if asked.eagle_head == MTP_HEAD:
+        yield "the size of the MTP head, one layer of the target's"
     if asked.eagle_head == ASSUMED:
         yield "the size of the head, one layer like the target's with 32,000 outputs (--eagle-head DIRECTORY)"
     if asked.link_ms is None:

@@ -100,7 +100,7 @@ def settings(sizing: Sizing) -> dict[str, object]:
         "speculation.max_rows": min(4096, sequences * drafts) or None,
     }
     if speed.drafting == "by the head":
-        values |= {"target.eagle_head": deployment.head_directory, "target.eagle_depth": max(1, drafts - 1)}
+        values |= {"target.eagle_head": deployment.head_setting, "target.eagle_depth": max(1, drafts - 1)}
     if speed.draft_workers:
         ahead = deployment.outcomes if speed.drafting == "one round ahead" else 0
         values |= {"draft.workers": speed.draft_workers, "draft.gamma": drafts, "draft.ahead": ahead}
@@ -113,7 +113,7 @@ def _notes(sizing: Sizing) -> Iterator[str]:
     yield "Times are what good kernels can reach at best; reading prompts is not included."
     if deployment.assumed:
         yield f"Assumed, not measured: {'; '.join(deployment.assumed)}."
-    if sizing.cheapest.drafting == "by the head" and deployment.head_directory is None:
+    if sizing.cheapest.drafting == "by the head" and deployment.head_setting is None:
         yield "Add target.eagle_head, the directory of a head, to the settings."
     if any("--acceptance" in one for one in deployment.assumed):
         yield "`paceline bench local --compare` tells the acceptance of your texts."

@@ -109,8 +109,8 @@
 {{- fail (printf "config.target.model is %s; without models.prepare it must be a directory, /models/..." $config.target.model) -}}
 {{- end -}}
 {{- $head := $config.target.eagle_head -}}
-{{- if not (or (eq $head "none") (hasPrefix "/" $head)) -}}
-{{- fail (printf "config.target.eagle_head is %s; it must be none or a directory, /models/..." $head) -}}
+{{- if not (or (has $head (list "none" "mtp")) (hasPrefix "/" $head)) -}}
+{{- fail (printf "config.target.eagle_head is %s; it must be none, mtp or a directory, /models/..." $head) -}}
 {{- end -}}
 {{- if and $drafts (not (hasPrefix "/" $config.draft.model)) -}}
 {{- if ne $config.draft.model "auto" -}}

@@ -795,7 +795,7 @@ def test_the_schema_holds_the_limits_of_the_configuration():
             "it must be a name of `paceline model list`",
         ),
         ({"config": {"draft": {"model": "auto"}}}, "only with models.prepare"),
-        ({"config": {"target": {"eagle_head": "head"}}}, "it must be none or a directory, /models/..."),
+        ({"config": {"target": {"eagle_head": "head"}}}, "it must be none, mtp or a directory, /models/..."),
         ({"config": {"draft": {"model": "small"}}}, "it must be none, auto or a directory"),
         (
             merged(profile_values("laptop"), {"networkPolicy": {"enabled": True}}),

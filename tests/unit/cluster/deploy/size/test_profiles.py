@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cluster.config import ClusterConfig, load_config
-from cluster.deploy.size.head_shape import assumed_head, find_head
+from cluster.deploy.size.head_shape import assumed_head, assumed_mtp_head, find_head
 from cluster.deploy.size.model_shape import MODELS as MODEL_SHAPES
 from paceline_testing.chart import CHART, PROFILES, merged, objects, profile_values, serve_config
 from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, tiny_eagle_tensors
@@ -170,6 +170,21 @@ def test_the_assumed_head_has_the_parts_of_an_eagle3_head():
     assert assumed_head(MODEL_SHAPES["llama-8b"]).num_parameters == pytest.approx(whole, rel=0.001)
 
 
+def test_an_mtp_head_reads_a_layer_and_the_output_layer_of_the_target(run):
+    """Llama-3.1-8B's, if it had one; of experts, a share."""
+    size, narrow, inner, vocabulary = 4096, 1024, 14_336, 128_256
+    layer = 2 * size * size + 2 * size * narrow + 3 * size * inner
+    whole = layer + 2 * size * size + vocabulary * size
+    assert assumed_mtp_head(MODEL_SHAPES["llama-8b"]).num_parameters == pytest.approx(whole, rel=0.001)
+    target = MODEL_SHAPES["qwen3-30b-a3b"]
+    head = assumed_mtp_head(target)
+    assert head.num_parameters < target.num_parameters / target.num_layers + 2 * 2048**2 + 151_936 * 2048
+    assert head.read_parameters(1) < 0.65 * head.num_parameters
+    told = sized(run, "--target", "llama-8b", "--gpus", "h100", "--eagle-head", "mtp", "--acceptance", "0.9")
+    assert told["settings"]["target.eagle_head"] == "mtp"
+    assert "the size of the MTP head" in " ".join(told["assumed"])
+
+
 def test_the_size_of_a_head_is_that_of_its_checkpoint(run, tmp_path):
     config = make_tiny_model("llama").config
     tensors = tiny_eagle_tensors(config, "eagle3", draft_vocab_size=23)
@@ -190,7 +205,10 @@ def test_the_size_of_a_head_is_that_of_its_checkpoint(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--eagle-head", "/no/such"], "--eagle-head is '/no/such'; give a directory with a config.json, or assume"),
+        (
+            ["--eagle-head", "/no/such"],
+            "--eagle-head is '/no/such'; give a directory with a config.json, mtp or assume",
+        ),
         (["--config", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
     ],
 )
