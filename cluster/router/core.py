@@ -422,8 +422,10 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
     """The sequence's draft tree and the tokens that the target lacks, which count as sent from now on."""
     sequence = entry.sequence
     start = sequence.target.known
-    # Prompts are masked, too: with blocks of its prefix cache, the target may be done sooner than was planned.
-    entry.is_masked = sequence.grammar is not None and (entry.emits or start == 0)
+    # Prompts are masked, too, where the target may be done sooner than was planned: with blocks of its prefix cache, or
+    # because it has carried out a round that failed here.
+    may_emit = entry.emits or start == 0 or sequence.target.num_failed_rounds > 0
+    entry.is_masked = sequence.grammar is not None and may_emit
     if start == 0 and sequence.progress.started_at is None:
         sequence.progress.started_at = round.planned_at
     delta = SequenceDelta(entry.seq_id, start, sequence.tokens(start))

@@ -19,7 +19,7 @@ from actors.errors import InvalidRequest
 from actors.grammar import grammars as grammars_module
 from actors.grammar.grammars import Grammars
 from actors.grammar.matcher import GrammarMatcher, TreeMasks
-from actors.messages import FREE_ROW, TokenMasks
+from actors.messages import FREE_ROW, TokenMasks, VerifyBatch, VerifyResult
 from actors.sampling.rows import rows_for
 from actors.sampling.sampler import sample_tokens
 from actors.sampling.sequence_sampling import SequenceSampling
@@ -222,6 +222,29 @@ def test_a_prompt_that_is_cached_is_done_sooner_than_planned_and_masked_all_the_
     again = local.generate([prompt], **options)[0]
     assert again.token_ids == first.token_ids
     assert again.target_rows < first.target_rows - 30  # it was cached
+
+
+def test_a_round_whose_answer_is_lost_while_a_prompt_is_computed_changes_no_token(models, monkeypatch):
+    """The target has carried it out, so it finishes the prompt sooner than the router plans."""
+    config = ClusterConfig.model_validate({"router": {"max_prefill_rows": 16}, "target": {"block_size": 4}})
+    options = {"structured_outputs": CONSTRAINTS["json"], "max_new_tokens": 6, "temperature": 1.0, "seed": 3}
+    prompts = [list(f"prompt {name} of some forty tokens, in chunks".encode()) for name in ("one", "two")]
+    whole = engine(models, ("none",))
+    answers = [whole.generate([prompt], **options)[0].token_ids for prompt in prompts]
+    local = engine(models, ("none",), config=config)
+    verify = local._verify
+    num_asked = lost = 0
+
+    def lossy(batch: VerifyBatch) -> VerifyResult | None:
+        nonlocal num_asked
+        num_asked += 1
+        result = verify(batch)
+        return None if num_asked == lost else result
+
+    monkeypatch.setattr(local, "_verify", lossy)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        lost = num_asked + 2
+        assert local.generate([prompt], **options)[0].token_ids == answer
 
 
 def test_an_answer_ends_with_its_grammar_whoever_drafts_and_whatever_is_ignored(models, drafts_pay):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from actors.draft_tree import DraftTree
 from actors.errors import InvalidRequest
@@ -118,6 +122,36 @@ def test_an_answer_that_cannot_go_on_is_complete_and_only_its_end_may_follow() -
     assert matcher.allowed_tokens().tolist() == [eos]
     assert matcher.forced_tokens() == []
     assert unpacked(matcher.masks(DraftTree.empty()).masks.words, vocab_size).tolist() == [eos]
+
+
+def test_text_of_a_special_token_is_spelled_the_same_by_a_draft_and_token_by_token() -> None:
+    """Behind "<|start|" the tokenizer's next token reaches beyond the special token's text."""
+    grammars = Grammars(lambda: byte_tokenizer_with(">", "a"), BYTE_VOCAB_SIZE + 1, [257], "bytes")
+    text = LLMatcher.grammar_from_lark('start: "<|start|>ab"')
+    answer: list[int] = []
+    while (allowed := allowed_after(grammars, text, answer)) is not None and 257 not in allowed:
+        assert len(allowed) == 1
+        answer.append(int(allowed[0]))
+    assert 256 in answer
+    tree = tree_of(answer, list(range(-1, len(answer) - 1)))
+    forced = grammars.matcher(text).forced_tokens()
+    assert forced
+    assert forced == answer[: len(forced)]
+    matcher = grammars.matcher(text)
+    extended = matcher.fitted(tree_of(answer[:1], [-1]), len(answer))
+    assert extended.token_ids.tolist() == answer[: len(extended)]
+    for looked in (matcher, grammars.matcher(text)):  # with what is known already, and without
+        assert looked.masks(tree).masks.index[: len(answer)].tolist() == [-1 - token for token in answer]
+
+
+def byte_tokenizer_with(first: str, second: str) -> PreTrainedTokenizerFast:
+    """The byte tokenizer, with these characters as token 256, before its special ones."""
+    written = json.loads(make_byte_tokenizer().backend_tokenizer.to_str())
+    written["model"]["vocab"][first + second] = 256
+    written["model"]["merges"] = [[first, second]]
+    for token in written["added_tokens"]:
+        token["id"] += 1
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(written)), eos_token="<|end|>")
 
 
 def toy_text(token: int) -> str:
