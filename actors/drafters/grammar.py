@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.drafters._options import Floor
 from actors.drafters.contract import CpuDrafter, DraftContext
-from actors.grammar.matcher import FORCED, GrammarMatcher
+from actors.grammar.matcher import FORCED, GrammarMatcher, Place
 from actors.messages import GenerationRequest
 from cache_service.store.fair_share import first_to_give_way
 
@@ -29,24 +28,7 @@ _MOST_CHOICES = 1 << 11  # of a namespace; those not seen for the longest time a
 _MOST_NAMESPACES = 64
 _MOST_DRAWN = 8  # distinct tokens remembered of a choice
 
-
-class _Choice(NamedTuple):
-    """Where an answer is: the token before, and a hash of the allowed tokens."""
-
-    token: int
-    allowed: int
-
-
 _Drawn = dict[int, int]  # how often each token was drawn
-
-
-@dataclass(slots=True)
-class _Follower:
-    """The answer of a sequence, as far as it has been learnt from."""
-
-    matcher: GrammarMatcher
-    num_seen: int  # tokens of the sequence
-    last: int = -1  # the last token of the answer
 
 
 @dataclass(slots=True)
@@ -70,26 +52,25 @@ class GrammarDrafter(CpuDrafter):
     def __init__(self, *, floor: Floor = _FLOOR) -> None:
         """floor: lowest confidence of a node."""
         self._floor = floor
-        self._followers: dict[int, _Follower] = {}
-        self._choices: OrderedDict[str, OrderedDict[_Choice, _Drawn]] = OrderedDict()  # by namespace
+        self._choices: OrderedDict[str, OrderedDict[Place, _Drawn]] = OrderedDict()  # by namespace
 
     def may_draft_for(self, request: GenerationRequest) -> bool:
         return bool(request.grammar)
-
-    def forget(self, seq_id: int) -> None:
-        self._followers.pop(seq_id, None)
 
     def drop_namespace(self, namespace: str) -> None:
         self._choices.pop(namespace, None)
 
     def memory_bytes(self) -> int:
-        return 1024 * sum(map(len, self._choices.values())) + 4096 * len(self._followers)
+        return 1024 * sum(map(len, self._choices.values()))
 
     def _propose_one(self, context: DraftContext) -> DraftTree:
         if context.grammar is None or context.max_nodes < 1:
             return DraftTree.empty()
-        last = self._learn(context)
+        for place, token in context.grammar.take_choices():
+            self._count(context.namespace, place, token)
         choices = self._choices.get(context.namespace, OrderedDict())
+        output = context.tokens[context.num_prompt_tokens :]
+        last = int(output[-1]) if len(output) else -1
         tree = _Tree()
         self._grow(tree, context.grammar.copy(), last, choices, context.max_nodes)
         if not tree.tokens:
@@ -98,30 +79,12 @@ class GrammarDrafter(CpuDrafter):
             np.array(tree.tokens, np.int32), np.array(tree.parents, np.int32), np.array(tree.confidence, np.float32)
         )
 
-    def _learn(self, context: DraftContext) -> int:
-        """Count what was drawn since the last call; returns the answer's last token, -1 at its beginning."""
-        assert context.grammar is not None
-        follower = self._followers.get(context.seq_id)
-        if follower is None or context.start != follower.num_seen:
-            # Choices of before are not known any more: the matcher stands behind them.
-            output = context.tokens[context.num_prompt_tokens :]
-            last = int(output[-1]) if len(output) else -1
-            self._followers[context.seq_id] = _Follower(context.grammar.copy(), len(context.tokens), last)
-            return last
-        for token in context.tokens[follower.num_seen :].tolist():
-            if not follower.matcher.forced_tokens():
-                self._count(context.namespace, _Choice(follower.last, follower.matcher.hash_of_allowed()), token)
-            follower.matcher.follow([token])
-            follower.last = token
-        follower.num_seen = len(context.tokens)
-        return follower.last
-
-    def _count(self, namespace: str, choice: _Choice, token: int) -> None:
+    def _count(self, namespace: str, place: Place, token: int) -> None:
         choices = self._choices.setdefault(namespace, OrderedDict())
         self._choices.move_to_end(namespace)
         if len(self._choices) > _MOST_NAMESPACES:
             del self._choices[first_to_give_way(list(self._choices))]
-        for known in (choice, choice._replace(token=-1)):
+        for known in (place, place._replace(before=-1)):
             drawn = choices.setdefault(known, {})
             choices.move_to_end(known)
             drawn[token] = drawn.get(token, 0) + 1
@@ -131,7 +94,7 @@ class GrammarDrafter(CpuDrafter):
             choices.popitem(last=False)
 
     def _grow(
-        self, tree: _Tree, matcher: GrammarMatcher, last: int, choices: OrderedDict[_Choice, _Drawn], room: int
+        self, tree: _Tree, matcher: GrammarMatcher, last: int, choices: OrderedDict[Place, _Drawn], room: int
     ) -> None:
         """The likeliest continuation, with alternatives where there was a choice."""
         parent, sure = -1, 1.0
@@ -145,7 +108,9 @@ class GrammarDrafter(CpuDrafter):
                 continue
             if matcher.is_complete:
                 return
-            likely = _likely(choices, _Choice(last, matcher.hash_of_allowed()))
+            if not matcher.has_time:
+                return
+            likely = _likely(choices, Place(last, matcher.hash_of_allowed()))
             if not likely and (expected := matcher.expected_token()) is not None:
                 likely = [(expected, _EXPECTED)]
             added = [
@@ -161,10 +126,10 @@ class GrammarDrafter(CpuDrafter):
                 return
 
 
-def _likely(choices: OrderedDict[_Choice, _Drawn], choice: _Choice) -> list[tuple[int, float]]:
+def _likely(choices: OrderedDict[Place, _Drawn], place: Place) -> list[tuple[int, float]]:
     """Tokens that were drawn there, with their probabilities, likeliest first. What was drawn after other tokens counts
     where this one is new."""
-    for known in (choice, choice._replace(token=-1)):
+    for known in (place, place._replace(before=-1)):
         drawn = choices.get(known)
         if drawn:
             total = sum(drawn.values()) + _PRIOR

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +14,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from actors.draft_tree import DraftTree
 from actors.grammar.forced import forced_tokens
+from actors.grammar.limits import MOST_AHEAD_S
 from actors.messages import FREE_ROW, TokenMasks
 
 FORCED = 0.999  # probability of a forced token; the target draws no other
+_MOST_CHOICES = 256  # of an answer that wait for somebody to learn from them
 
 _Path = tuple[int, ...]  # tokens behind the committed ones
 _Allowed = int | bytes  # the only token that may follow, or a mask: bit t % 8 of byte t // 8 is token t
@@ -26,6 +31,27 @@ class TreeMasks(NamedTuple):
     num_unmasked: int  # last nodes whose rows are free because there is no mask; all: not even the root's row has one
 
 
+class Place(NamedTuple):
+    """Where an answer is, as far as that says what follows."""
+
+    before: int  # the answer's last token; -1: none
+    allowed: int  # as of `GrammarMatcher.hash_of_allowed`
+
+
+@dataclass(slots=True)
+class _Looked:
+    """What is known behind the committed tokens, by a matcher and its copies."""
+
+    known: dict[_Path, _Allowed] = field(default_factory=dict)
+    scout: LLMatcher | None = None  # a copy that walks through drafts; None: not needed yet, or it has failed
+    scout_at: _Path = ()  # where it stands
+    left_s: float = field(default_factory=lambda: MOST_AHEAD_S)  # processor time for what lies ahead
+
+    def charge(self, started_s: float) -> None:
+        """started_s: `time.thread_time()` before some work."""
+        self.left_s -= time.thread_time() - started_s
+
+
 class GrammarMatcher:
     """Follows the committed tokens of one answer. All else leaves it where it was.
 
@@ -33,7 +59,8 @@ class GrammarMatcher:
     too complex to go on; then no token continues the answer.
 
     What may follow takes long to compute. It is remembered for all paths that were asked for, until there are more
-    committed tokens: what a drafter has looked at, a round need not compute again.
+    committed tokens: what a drafter has looked at, a round need not compute again. Behind drafts, no more is computed
+    when that has taken `MOST_AHEAD_S`: a grammar with slow masks has short drafts.
     """
 
     def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, vocab_size: int, ends: frozenset[int]) -> None:
@@ -43,16 +70,39 @@ class GrammarMatcher:
         self._tokens = tokens
         self._vocab_size = vocab_size
         self._is_broken = False  # a mask could not be computed
-        self._known: dict[_Path, _Allowed] = {}
+        self._looked = _Looked()
         self._ahead: _Path | None = None  # tokens that a copy has followed; None: it is no copy
+        self._last = -1  # the last committed token
+        self._choices: deque[tuple[Place, int]] = deque(maxlen=_MOST_CHOICES)
 
     def follow(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens continue the answer. If not, the matcher is of no further use."""
         if self._ahead is None:
-            self._known = {}
+            self._note_choices(token_ids)
+            self._looked = _Looked()
         else:
             self._ahead += tuple(token_ids)
         return not self._is_broken and self._matcher.consume_tokens(list(token_ids))
+
+    def _note_choices(self, token_ids: Sequence[int]) -> None:
+        path: _Path = ()
+        for token in token_ids:
+            allowed = self._looked.known.get(path)
+            if isinstance(allowed, bytes):
+                self._choices.append((Place(self._last, zlib.crc32(allowed)), token))
+            path, self._last = (*path, token), token
+
+    def take_choices(self) -> list[tuple[Place, int]]:
+        """The tokens that were followed since this was called last, with their places, where the grammar left a choice.
+        Only the last ones, and only those whose masks were computed."""
+        choices = list(self._choices)
+        self._choices.clear()
+        return choices
+
+    @property
+    def has_time(self) -> bool:
+        """Whether it is not too late to look at what may follow drafts."""
+        return self._looked.left_s > 0
 
     @property
     def is_complete(self) -> bool:
@@ -61,10 +111,13 @@ class GrammarMatcher:
 
     def forced_tokens(self) -> list[int]:
         """The next tokens, as far as the grammar leaves no choice."""
-        if self._matcher.is_stopped() or isinstance(self._known.get(self._ahead or ()), bytes):
+        looked, path = self._looked, self._ahead or ()
+        if self._matcher.is_stopped() or isinstance(looked.known.get(path), bytes):
             return []
+        started_s = time.thread_time()
         forced = forced_tokens(self._matcher, self._tokens)
-        _note_forced(self._known, self._ahead or (), forced)
+        looked.charge(started_s)
+        _note_forced(looked.known, path, forced)
         return forced
 
     def expected_token(self) -> int | None:
@@ -79,7 +132,7 @@ class GrammarMatcher:
     def copy(self) -> GrammarMatcher:
         """One that goes ahead of the committed tokens."""
         copy = GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._vocab_size, self._ends)
-        copy._known, copy._ahead = self._known, self._ahead or ()
+        copy._looked, copy._ahead = self._looked, self._ahead or ()
         return copy
 
     def hash_of_allowed(self) -> int:
@@ -92,14 +145,17 @@ class GrammarMatcher:
         return np.unpackbits(bits, bitorder="little")[: self._vocab_size].nonzero()[0]
 
     def _mask_here(self) -> bytes:
-        known = self._known.get(self._ahead or ())
+        looked, path = self._looked, self._ahead or ()
+        known = looked.known.get(path)
         if isinstance(known, bytes):
             return known
         if forced := self.forced_tokens():
             return _mask_of_one(forced[0], self._vocab_size)
+        started_s = time.thread_time()
         mask = _mask(self._matcher, self._vocab_size)
+        looked.charge(started_s)
         if known is None and not self._matcher.is_error():
-            self._known[self._ahead or ()] = mask
+            looked.known[path] = mask
         return mask
 
     def fitted(self, tree: DraftTree, most_added: int = 0) -> DraftTree:
@@ -124,22 +180,26 @@ class GrammarMatcher:
 
     def masks(self, tree: DraftTree) -> TreeMasks:
         """What may follow the last committed token and each node. Rows after a node that the grammar does not allow are
-        free: no answer reaches them. From the first node on behind which a mask is too complex, there are none."""
+        free: no answer reaches them. From the first node on behind which a mask is too complex, or comes too late,
+        there are none."""
         index = np.full(len(tree) + 1, FREE_ROW, np.int32)
         places: dict[bytes, int] = {}  # of distinct masks
         scout = self._scout()
-        num_unmasked = 0
+        first_unmasked = None
         for node, path in scout.walk(tree):
             allowed = scout.allowed(path)
             if allowed is None:
-                num_unmasked = len(tree) - max(0, node)
+                first_unmasked = max(0, node)
                 self._is_broken |= node < 0
                 break
             index[node + 1] = -1 - allowed if isinstance(allowed, int) else places.setdefault(allowed, len(places))
+        else:
+            first_unmasked = scout.stopped_at
+        num_unmasked = 0 if first_unmasked is None else len(tree) - first_unmasked
         return TreeMasks(TokenMasks(np.frombuffer(b"".join(places), np.int32), index), num_unmasked)
 
     def _scout(self) -> _Scout:
-        return _Scout(self._matcher, self._tokens, self._vocab_size, self._ends, self._known, self._ahead or ())
+        return _Scout(self._matcher, self._tokens, self._vocab_size, self._ends, self._looked, self._ahead or ())
 
 
 class _Scout:
@@ -151,93 +211,120 @@ class _Scout:
         tokens: LLTokenizer,
         vocab_size: int,
         ends: frozenset[int],
-        known: dict[_Path, _Allowed],
+        looked: _Looked,
         start: _Path,
     ) -> None:
+        self.stopped_at: int | None = None  # the node with which a walk has ended, since no more could be computed
         self._origin = matcher
         self._tokens = tokens
         self._ends = ends
-        self._copy: LLMatcher | None = None  # a draft's fault is not the answer's
         self._vocab_size = vocab_size
-        self._known = known
+        self._looked = looked
         self._start = start
-        self._at: _Path = start  # where the copy stands
+        self._has_failed = False  # something was too complex
 
     def walk(self, tree: DraftTree) -> Iterator[tuple[int, _Path]]:
         """Node -1, which is where the matcher stands, and each node that the grammar allows, with the path to it.
-        Parents come first; a node that is too complex to be reached comes last."""
+        Parents come first. See `stopped_at`."""
         paths = {-1: self._start}
         yield -1, self._start
         nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
         for node, (token, parent) in enumerate(nodes):
             before = paths.get(parent)
-            if before is not None and (self._allows(before, token) or self._has_failed):
+            if before is None:
+                continue
+            allows = self._allows(before, token)
+            if allows is None:
+                self.stopped_at = node
+                return
+            if allows:
                 paths[node] = (*before, token)
                 yield node, paths[node]
-            if self._has_failed:
-                return
 
     def allowed(self, path: _Path) -> _Allowed | None:
-        """What may follow a path that is allowed. None: it is too complex to compute; so is all that is asked next."""
-        known = self._known.get(path)
-        if known is None and not self._has_failed:
-            matcher = self._stand(path)
-            forced = forced_tokens(matcher, self._tokens)
-            if forced:
-                _note_forced(self._known, path, forced)
-                return forced[0]
-            known = _mask(matcher, self._vocab_size)
-            if not matcher.is_error():
-                self._known[path] = known
-        return None if self._has_failed else known
+        """What may follow a path that is allowed. None: it is too complex to compute, or there is no time left; behind
+        the committed tokens there always is."""
+        looked = self._looked
+        known = looked.known.get(path)
+        if known is not None or self._has_failed or (path and looked.left_s <= 0):
+            return known
+        started_s = time.thread_time()
+        matcher = self._stand(path)
+        forced = forced_tokens(matcher, self._tokens)
+        mask = b"" if forced else _mask(matcher, self._vocab_size)
+        looked.charge(started_s)
+        if forced:
+            _note_forced(looked.known, path, forced)
+            return forced[0]
+        if self._note_failure():
+            return None
+        looked.known[path] = mask
+        return mask
 
     def forced(self, path: _Path, most: int) -> list[int]:
         """Up to so many tokens that are forced behind a path that is allowed."""
+        looked = self._looked
         tokens: list[int] = []
         while len(tokens) < most:
-            known = self._known.get((*path, *tokens))
-            if known is None:
-                matcher = self._stand((*path, *tokens))
-                found = forced_tokens(matcher, self._tokens)
-                _note_forced(self._known, (*path, *tokens), found)
-                return (tokens + found)[:most]
-            if isinstance(known, bytes):
+            here = (*path, *tokens)
+            known = looked.known.get(here)
+            if isinstance(known, bytes) or (known is None and (self._has_failed or looked.left_s <= 0)):
                 break
+            if known is None:
+                started_s = time.thread_time()
+                found = forced_tokens(self._stand(here), self._tokens)
+                looked.charge(started_s)
+                self._note_failure()
+                _note_forced(looked.known, here, found)
+                return (tokens + found)[:most]
             tokens.append(known)
         return tokens
 
-    @property
-    def _has_failed(self) -> bool:
-        """Whether something was too complex."""
-        return self._copy is not None and self._copy.is_error()
-
-    def _allows(self, path: _Path, token: int) -> bool:
+    def _allows(self, path: _Path, token: int) -> bool | None:
+        """None: it cannot be computed."""
+        looked = self._looked
         # A mask allows the end of a sequence also where llguidance does not follow it: where nothing else may follow.
-        known = None if token in self._ends else self._known.get(path)
+        known = None if token in self._ends else looked.known.get(path)
         if isinstance(known, int):
             return known == token
         if known is not None:
             return token >> 3 < len(known) and bool(known[token >> 3] >> (token & 7) & 1)
-        if self._stand(path).try_consume_tokens([token]) != 1:
-            return False
-        self._at = (*path, token)
-        return True
+        if self._has_failed or looked.left_s <= 0:
+            return None
+        started_s = time.thread_time()
+        matcher = self._stand(path)
+        is_allowed = matcher.try_consume_tokens([token]) == 1
+        looked.charge(started_s)
+        if self._note_failure():
+            return None
+        if is_allowed:
+            looked.scout_at = (*path, token)
+        return is_allowed
+
+    def _note_failure(self) -> bool:
+        """Whether something was too complex for the copy, which is dropped then: a draft's fault is not the answer's,
+        and not the next draft's."""
+        if self._looked.scout is not None and self._looked.scout.is_error():
+            self._has_failed = True
+            self._looked.scout = None
+        return self._has_failed
 
     def _stand(self, path: _Path) -> LLMatcher:
         """The copy, behind a path that is allowed."""
-        if self._copy is None:
-            self._copy = self._origin.deep_copy()
+        looked = self._looked
+        if looked.scout is None:
+            looked.scout, looked.scout_at = self._origin.deep_copy(), self._start
         common = 0
-        for ours, theirs in zip(self._at, path, strict=False):
+        for ours, theirs in zip(looked.scout_at, path, strict=False):
             if ours != theirs:
                 break
             common += 1
-        if len(self._at) > common:
-            self._copy.rollback(len(self._at) - common)
+        if len(looked.scout_at) > common:
+            looked.scout.rollback(len(looked.scout_at) - common)
         if len(path) > common:
-            self._copy.try_consume_tokens(list(path[common:]))
-        self._at = path
-        return self._copy
+            looked.scout.try_consume_tokens(list(path[common:]))
+        looked.scout_at = path
+        return looked.scout
 
 
 def _note_forced(known: dict[_Path, _Allowed], path: _Path, forced: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
 from actors.grammar import grammars as grammars_module
+from actors.grammar import matcher as matcher_module
 from actors.grammar.grammars import Grammars
 from actors.grammar.matcher import GrammarMatcher, TreeMasks
 from actors.messages import FREE_ROW, TokenMasks, VerifyBatch, VerifyResult
@@ -281,6 +282,13 @@ def test_masks_that_are_too_complex_behind_a_node_cost_what_is_drawn_there(
     assert [(answer.token_ids, answer.finish_reason) for answer in answers] == wanted
     assert all(len(answer.token_ids) <= (1 + num_masked) * answer.rounds for answer in answers)
     assert sum(answer.draft_tokens for answer in answers) > (1 + num_masked) * sum(answer.rounds for answer in answers)
+
+
+def test_no_time_to_look_behind_drafts_changes_no_token(models, drafts_pay, monkeypatch):
+    monkeypatch.setattr(matcher_module, "MOST_AHEAD_S", 0.0)
+    local = engine(models, ("auto",))
+    wanted = wanted_of(models, "json", "sampled")
+    assert answers_of(local, "json", "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
 
 
 @pytest.mark.parametrize("most_items", [4, 10, 15])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,11 +15,14 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from actors.draft_tree import DraftTree
+from actors.drafters.contract import DraftContext
+from actors.drafters.registry import create_drafter
 from actors.errors import InvalidRequest
 from actors.grammar import grammars as grammars_module
+from actors.grammar import matcher as matcher_module
 from actors.grammar.grammars import Grammars
 from actors.grammar.matcher import GrammarMatcher, TreeMasks
-from actors.messages import FREE_ROW
+from actors.messages import FREE_ROW, SamplingParams
 from paceline_testing.grammar_cases import GRAMMARS, HARD_TAIL, allowed_after, few_items, toy_grammars, unpacked
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -203,6 +208,69 @@ def test_from_the_first_node_on_behind_which_a_mask_is_too_complex_there_are_non
             words, others = (one.masks.words.reshape(-1, width) for one in (found, wanted))
             assert words[place].tolist() == others[expected].tolist()
     assert set(found.masks.index[rows:].tolist()) <= {FREE_ROW}
+
+
+AMBIGUOUS = LLMatcher.grammar_from_lark("start: e\ne: /[a-z]/ | e e | e e e")
+
+
+def test_an_ambiguous_grammar_is_given_up_before_its_masks_are_slow() -> None:
+    """Every token makes the next mask slower. With eight times the items and 49,000 tokens, one took 0.7 s."""
+    matcher = toy_grammars()[0].matcher(AMBIGUOUS)
+    token = toy_tokenizer().encode("x")[0]
+    slowest, num_tokens = 0.0, 0
+    while num_tokens < 130 and matcher.follow([token]):
+        num_tokens += 1
+        started = time.thread_time()
+        matcher.masks(DraftTree.empty())
+        slowest = max(slowest, time.thread_time() - started)
+    assert 5 < num_tokens < 120
+    assert slowest < 0.1
+
+
+def test_an_object_of_400_optional_properties_is_not_too_complex() -> None:
+    schema = {"type": "object", "properties": {f"property_{n}": {"type": ["string", "null"]} for n in range(400)}}
+    matcher = toy_grammars()[0].matcher(LLMatcher.grammar_from_json_schema(schema))
+    text = '{"property_7":"a","property_350":null,"property_399":"b"'
+    for token in toy_tokenizer().encode(text):
+        assert matcher.masks(DraftTree.empty()).num_unmasked == 0
+        assert matcher.follow([token])
+
+
+def test_when_the_time_to_look_ahead_is_up_only_the_root_has_a_mask_and_drafts_are_cut(monkeypatch) -> None:
+    tokens = toy_tokenizer().encode('{"a":1}')
+    tree = tree_of(tokens, list(range(-1, len(tokens) - 1)))
+    wanted = standing_behind(GRAMMARS["any object"], []).masks(tree)
+    monkeypatch.setattr(matcher_module, "MOST_AHEAD_S", 0.0)
+    matcher = standing_behind(GRAMMARS["any object"], [])
+    assert not matcher.has_time
+    found = matcher.masks(tree)
+    assert (wanted.num_unmasked, found.num_unmasked) == (0, len(tree))
+    assert found.masks.index[0] == wanted.masks.index[0]
+    assert set(found.masks.index[1:].tolist()) == {FREE_ROW}
+    assert len(matcher.fitted(tree)) == 1
+    assert matcher.follow(tokens)  # what the target has drawn goes on
+
+
+def test_a_long_answer_takes_no_more_memory_where_it_is_learnt_from() -> None:
+    grammars, _, eos = toy_grammars()
+    matcher = grammars.matcher(LLMatcher.grammar_from_regex("[a-z ]*"))
+    drafter = create_drafter("grammar")
+    rng = np.random.default_rng(0)
+    answer: list[int] = []
+    sizes: list[int] = []
+    tracemalloc.start()
+    for _ in range(600):
+        known, tokens = len(answer), np.array([1, *answer], np.int32)
+        sampling = SamplingParams(1)
+        drafter.propose([DraftContext(7, tokens, known, 1, 4, sampling, namespace="a", grammar=matcher)])
+        allowed = matcher.allowed_tokens()
+        answer.append(int(rng.choice(allowed[allowed != eos])))
+        assert matcher.follow(answer[-1:])
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    learnt = drafter.memory_bytes()
+    assert learnt > 0  # choices were counted
+    assert sizes[-1] - sizes[200] < 300_000
 
 
 def test_where_the_answer_itself_is_too_complex_no_row_has_a_mask_and_no_token_follows(monkeypatch) -> None:
