@@ -98,7 +98,7 @@ class GrammarDrafter(CpuDrafter):
     ) -> None:
         """The likeliest continuation, with alternatives where there was a choice."""
         parent, sure = -1, 1.0
-        while len(tree.tokens) < room:
+        while len(tree.tokens) < room and matcher.has_time:
             forced = matcher.forced_tokens()[: room - len(tree.tokens)]
             for last in forced:
                 sure *= FORCED
@@ -107,8 +107,6 @@ class GrammarDrafter(CpuDrafter):
                 matcher.follow(forced)
                 continue
             if matcher.is_complete:
-                return
-            if not matcher.has_time:
                 return
             likely = _likely(choices, Place(last, matcher.hash_of_allowed()))
             if not likely and (expected := matcher.expected_token()) is not None:

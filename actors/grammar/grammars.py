@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MOST_KEPT = 64  # grammars
-_MOST_USES = 64  # of a compiled grammar: its copies share states of the lexer, which grow in number up to a limit
 _FAILED_USES = 8  # requests that are refused before a grammar is tried again: a machine may have been busy
+_MOST_AGAIN_S = 0.05  # in which a grammar has been compiled that may be compiled again between rounds
 _MOST_REASON_CHARS = 200
 _MOST_VALUE_CHARS = 100
 _KNOWN_REASONS = {"NoExtensionBias": "it allows no answer at all"}
@@ -33,7 +34,8 @@ class _Compiled:
     reason: str = ""  # why not
     keyword: RefusedKeyword | None = None  # of a JSON schema, which is why
     is_schema: bool = False  # and the whole grammar is that schema
-    uses_left: int = _MOST_USES
+    refusals_left: int = _FAILED_USES
+    is_quick: bool = False  # to compile
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._model = model
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of `_known`
+        self._loading = threading.Lock()
         self._vocabulary: _Vocabulary | str | None = None  # a text: why there is none; None: no grammar was asked for
         self._known: OrderedDict[str, _Compiled] = OrderedDict()
 
@@ -79,11 +82,28 @@ class Grammars:
                 self._known[text] = found
                 while len(self._known) > _MOST_KEPT:
                     self._known.popitem(last=False)
+        return self._made(text, field, found, vocabulary)
+
+    def known_matcher(self, text: str, field: str = "grammar") -> GrammarMatcher | None:
+        """As `matcher`, without waiting; None where the grammar has to be compiled."""
+        vocabulary = self._vocabulary
+        found = self._find(text) if isinstance(vocabulary, _Vocabulary) else None
+        if found is None or not isinstance(vocabulary, _Vocabulary):
+            return None
+        return self._made(text, field, found, vocabulary)
+
+    def _made(self, text: str, field: str, found: _Compiled, vocabulary: _Vocabulary) -> GrammarMatcher:
         if found.matcher is None:
             raise _refusal(field, found)
-        return GrammarMatcher(
-            found.matcher.deep_copy(), vocabulary.tokens, self._vocab_size, frozenset(self._eos_token_ids)
-        )
+
+        def compile_again() -> LLMatcher | None:
+            with self._lock:
+                if self._known.get(text) is found:  # its copies are of no more use
+                    del self._known[text]
+            return LLMatcher(vocabulary.tokens, text, log_level=0, limits=LIMITS) if found.is_quick else None
+
+        ends = frozenset(self._eos_token_ids)
+        return GrammarMatcher(found.matcher.deep_copy(), vocabulary.tokens, self._vocab_size, ends, compile_again)
 
     def _find(self, text: str) -> _Compiled | None:
         with self._lock:
@@ -91,25 +111,27 @@ class Grammars:
             if found is None:
                 return None
             self._known.move_to_end(text)
-            found.uses_left -= 1
-            if found.uses_left <= 0:
-                del self._known[text]
+            if found.matcher is None:
+                found.refusals_left -= 1
+                if found.refusals_left <= 0:
+                    del self._known[text]
             return found
 
     def _compile(self, text: str, vocabulary: _Vocabulary) -> _Compiled:
         problem = vocabulary.checker.problem(text)
         if not problem:
+            started_s = time.thread_time()
             compiled = LLMatcher(vocabulary.tokens, text, log_level=0, limits=LIMITS)
             if not compiled.is_error():
-                return _Compiled(compiled)
+                return _Compiled(compiled, is_quick=time.thread_time() - started_s < _MOST_AGAIN_S)
             problem = compiled.get_error()
         whole = schema_of(text)
         schema = schema_within(text, problem) if whole is None else whole
         keyword = None if schema is None else refused_keyword(problem, schema)
-        return _Compiled(None, _reason(problem), keyword, whole is not None, _FAILED_USES)
+        return _Compiled(None, _reason(problem), keyword, whole is not None)
 
     def _vocabulary_of_model(self) -> _Vocabulary | str:
-        with self._lock:
+        with self._loading:
             if self._vocabulary is None:
                 self._vocabulary = self._load()
             return self._vocabulary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from actors.messages import FREE_ROW, TokenMasks
 
 FORCED = 0.999  # probability of a forced token; the target draws no other
 _MOST_CHOICES = 256  # of an answer that wait for somebody to learn from them
+_SHARED_LIMIT = "too many states"  # what llguidance says where the lexer, which copies share, has come to its limit
 
 _Path = tuple[int, ...]  # tokens behind the committed ones
 _Allowed = int | bytes  # the only token that may follow, or a mask: bit t % 8 of byte t // 8 is token t
@@ -61,11 +62,25 @@ class GrammarMatcher:
     What may follow takes long to compute. It is remembered for all paths that were asked for, until there are more
     committed tokens: what a drafter has looked at, a round need not compute again. Behind drafts, no more is computed
     when that has taken `MOST_AHEAD_S`: a grammar with slow masks has short drafts.
+
+    Copies of a compiled grammar share the states of its lexer, and a limit of their number. Where other answers or
+    drafts have used them up, the answer goes on with a lexer of its own, and does not look ahead any more.
     """
 
-    def __init__(self, matcher: LLMatcher, tokens: LLTokenizer, vocab_size: int, ends: frozenset[int]) -> None:
-        """matcher: a copy of its own. vocab_size: columns of the target's logits. ends: end-of-sequence tokens."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokens: LLTokenizer,
+        vocab_size: int,
+        ends: frozenset[int],
+        compile_again: Callable[[], LLMatcher | None] | None = None,
+    ) -> None:
+        """matcher: a copy of its own. vocab_size: columns of the target's logits. ends: end-of-sequence tokens.
+        compile_again: called once at most; gives a matcher that shares nothing. None, or gives None: there is none."""
         self._matcher = matcher
+        self._compile_again = compile_again
+        self._is_alone = False  # it shares no lexer
+        self._followed: list[int] = []
         self._ends = ends
         self._tokens = tokens
         self._vocab_size = vocab_size
@@ -79,10 +94,23 @@ class GrammarMatcher:
         """Whether the tokens continue the answer. If not, the matcher is of no further use."""
         if self._ahead is None:
             self._note_choices(token_ids)
-            self._looked = _Looked()
+            self._looked = _Looked(left_s=0.0) if self._is_alone else _Looked()
         else:
             self._ahead += tuple(token_ids)
-        return not self._is_broken and self._matcher.consume_tokens(list(token_ids))
+        self._followed += token_ids
+        if self._is_broken:
+            return False
+        return self._matcher.consume_tokens(list(token_ids)) or self._goes_on_alone(self._matcher.get_error())
+
+    def _goes_on_alone(self, error: str) -> bool:
+        """Whether what failed with this error works with a lexer that nobody shares; then the matcher has one."""
+        if _SHARED_LIMIT not in error or self._compile_again is None:
+            return False
+        matcher, self._compile_again = self._compile_again(), None
+        if matcher is None or not matcher.consume_tokens(self._followed):
+            return False
+        self._matcher, self._looked, self._is_alone = matcher, _Looked(left_s=0.0), True
+        return True
 
     def _note_choices(self, token_ids: Sequence[int]) -> None:
         path: _Path = ()
@@ -189,6 +217,8 @@ class GrammarMatcher:
         for node, path in scout.walk(tree):
             allowed = scout.allowed(path)
             if allowed is None:
+                if node < 0 and self._goes_on_alone(scout.error):
+                    return self.masks(tree)
                 first_unmasked = max(0, node)
                 self._is_broken |= node < 0
                 break
@@ -221,7 +251,7 @@ class _Scout:
         self._vocab_size = vocab_size
         self._looked = looked
         self._start = start
-        self._has_failed = False  # something was too complex
+        self.error = ""  # why something could not be computed
 
     def walk(self, tree: DraftTree) -> Iterator[tuple[int, _Path]]:
         """Node -1, which is where the matcher stands, and each node that the grammar allows, with the path to it.
@@ -246,7 +276,7 @@ class _Scout:
         the committed tokens there always is."""
         looked = self._looked
         known = looked.known.get(path)
-        if known is not None or self._has_failed or (path and looked.left_s <= 0):
+        if known is not None or self.error or (path and looked.left_s <= 0):
             return known
         started_s = time.thread_time()
         matcher = self._stand(path)
@@ -268,7 +298,7 @@ class _Scout:
         while len(tokens) < most:
             here = (*path, *tokens)
             known = looked.known.get(here)
-            if isinstance(known, bytes) or (known is None and (self._has_failed or looked.left_s <= 0)):
+            if isinstance(known, bytes) or (known is None and (self.error or looked.left_s <= 0)):
                 break
             if known is None:
                 started_s = time.thread_time()
@@ -289,7 +319,7 @@ class _Scout:
             return known == token
         if known is not None:
             return token >> 3 < len(known) and bool(known[token >> 3] >> (token & 7) & 1)
-        if self._has_failed or looked.left_s <= 0:
+        if self.error or looked.left_s <= 0:
             return None
         started_s = time.thread_time()
         matcher = self._stand(path)
@@ -305,9 +335,9 @@ class _Scout:
         """Whether something was too complex for the copy, which is dropped then: a draft's fault is not the answer's,
         and not the next draft's."""
         if self._looked.scout is not None and self._looked.scout.is_error():
-            self._has_failed = True
+            self.error = self._looked.scout.get_error() or "it is too complex"
             self._looked.scout = None
-        return self._has_failed
+        return bool(self.error)
 
     def _stand(self, path: _Path) -> LLMatcher:
         """The copy, behind a path that is allowed."""

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from actors.errors import InvalidRequest, LinkError, Overloaded, RouterLost, Unavailable
@@ -33,6 +34,7 @@ from cluster.router.core import RouterCore
 from cluster.router.linked_drafts import LinkedDrafts
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.run_round import RoundHooks, RoundStage, run_rounds
+from cluster.router.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ _IDLE_POLL_S = 0.05  # between looks while sequences wait for a target or for KV
 _WATCH_PERIOD_S = 1.0
 _MOST_COMPILING = 2  # grammars at a time
 _MOST_WAITING_GRAMMARS = 64
+_MOST_WAITING_OF_TENANT = 16  # of these
 _GRAMMAR_RETRY_S = 2.0
 _GROUP_IS_GONE = "the router's target group is gone"
 _GRACE_S = 10.0  # beyond the present step's limit
@@ -109,7 +112,8 @@ class RouterDriver:
         self._verify_timeout_s = verify_timeout_s
         self._grammars = grammars
         self._compilers = ThreadPoolExecutor(_MOST_COMPILING, "grammars")
-        self._num_compiling = 0  # requests that wait for their grammar
+        self._compiling: Counter[str] = Counter()  # requests that wait for their grammar, by tenant
+        self._turns = Turns(_MOST_COMPILING)
         self._target: AsyncLink | None = None
         self._incarnation: int | None = None
         self._gone: int | None = None  # the last incarnation that was counted as lost
@@ -222,21 +226,45 @@ class RouterDriver:
         if self._grammars is None:
             given = f"{len(request.grammar)} characters"
             raise InvalidRequest(request.grammar_field, given, "this router compiles no grammars")
-        if self._num_compiling >= _MOST_WAITING_GRAMMARS:
-            raise Overloaded(f"{self._num_compiling} grammars wait to be compiled; that is the limit", _GRAMMAR_RETRY_S)
-        self._num_compiling += 1
+        known = self._grammars.known_matcher(request.grammar, request.grammar_field)
+        if known is not None:  # it need not wait for others' grammars
+            return known
+        self._check_waiting_grammars(request.tenant)
+        self._compiling[request.tenant] += 1
         try:
-            loop = asyncio.get_running_loop()
-            make = self._grammars.matcher
-            return await loop.run_in_executor(self._compilers, make, request.grammar, request.grammar_field)
+            await self._turns.enter(request.tenant)
+            loop, make = asyncio.get_running_loop(), self._grammars.matcher
+            try:
+                self._check_accepts()  # a router that was closed has no threads
+                job = self._compilers.submit(make, request.grammar, request.grammar_field)
+            except Exception:
+                self._turns.leave()
+                raise
+
+            def leave(job: Future[GrammarMatcher]) -> None:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._turns.leave)
+
+            job.add_done_callback(leave)
+            return await asyncio.wrap_future(job)
         finally:
-            self._num_compiling -= 1
+            self._compiling[request.tenant] -= 1
+            self._compiling += Counter()  # without tenants that wait for nothing
+
+    def _check_waiting_grammars(self, tenant: str) -> None:
+        """Raises Overloaded."""
+        for count, limit, whose in (
+            (self._compiling.total(), _MOST_WAITING_GRAMMARS, ""),
+            (self._compiling[tenant], _MOST_WAITING_OF_TENANT if tenant else _MOST_WAITING_GRAMMARS, " of this tenant"),
+        ):
+            if count >= limit:
+                raise Overloaded(f"{count} grammars{whose} wait to be compiled; that is the limit", _GRAMMAR_RETRY_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests and let the open ones finish."""
         self.is_draining = True
         deadline = time.monotonic() + timeout_s
-        while (self._streams or self._num_compiling) and self.failure is None and time.monotonic() < deadline:  # noqa: ASYNC110
+        while (self._streams or self._compiling.total()) and self.failure is None and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_POLL_S)
 
     def close(self) -> None:

@@ -601,10 +601,15 @@ class SlowGrammars:
 
     def __init__(self) -> None:
         self.num_entered = 0
+        self.entered: list[str] = []
         self.may_end = threading.Event()
+
+    def known_matcher(self, text: str, field: str) -> object:
+        return object() if text == "known" else None
 
     def matcher(self, text: str, field: str) -> object:
         self.num_entered += 1
+        self.entered.append(text)
         assert self.may_end.wait(PATIENCE_S)
         if text == "bad":
             raise InvalidRequest(field, "this grammar", "it cannot be compiled")
@@ -624,20 +629,43 @@ async def test_rounds_go_on_while_grammars_compile_and_only_so_many_wait() -> No
             await one.stream(constrained())
         await one.stream(request())
         waiting.pop().cancel()
-        await until(lambda: one.driver._num_compiling == 63)
+        await until(lambda: one.driver._compiling.total() == 63)
         grammars.may_end.set()
         for stream in waiting:
             with pytest.raises(InvalidRequest, match=r"response_format .* cannot be compiled"):
                 await stream
-        assert one.driver._num_compiling == 0
+        assert one.driver._compiling.total() == 0
+
+
+async def test_tenants_take_turns_to_have_grammars_compiled_and_known_ones_do_not_wait() -> None:
+    async with cluster() as one:
+        grammars = one.driver._grammars = SlowGrammars()
+
+        def ask(text: str, tenant: str) -> asyncio.Task[object]:
+            asked = msgspec.structs.replace(constrained(text), tenant=tenant)
+            return asyncio.create_task(one.driver._compiled(asked))
+
+        eager = [ask(f"eager {count}", "eager") for count in range(16)]
+        await until(lambda: grammars.num_entered == 2)
+        others = [ask("first", "other"), ask("second", "other"), ask("third", "third")]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="16 grammars of this tenant wait"):
+            await ask("more", "eager")
+        assert await asyncio.wait_for(ask("known", "eager"), PATIENCE_S) is not None
+        eager.pop(2).cancel()  # it waits
+        grammars.may_end.set()
+        await asyncio.gather(*eager, *others)
+        assert {"first", "third"} < set(grammars.entered[2:6])
+        assert grammars.entered.index("second") < 8
+        await one.stream(request())
 
 
 @pytest.mark.parametrize("ends", ["drain", "close", "standby"])
 async def test_a_router_that_leaves_meanwhile_takes_no_request_whose_grammar_is_compiled(ends: str) -> None:
     async with cluster(survives=False) as one:
         grammars = one.driver._grammars = SlowGrammars()
-        stream = asyncio.create_task(one.stream(constrained()))
-        await until(lambda: grammars.num_entered == 1)
+        stream, *others = [asyncio.create_task(one.stream(constrained())) for _ in range(4)]
+        await until(lambda: grammars.num_entered == 2)
         draining = asyncio.create_task(one.driver.drain(PATIENCE_S)) if ends == "drain" else None
         if ends == "close":
             one.driver.close()
@@ -646,8 +674,9 @@ async def test_a_router_that_leaves_meanwhile_takes_no_request_whose_grammar_is_
         await asyncio.sleep(0.1)
         assert draining is None or not draining.done()
         grammars.may_end.set()
-        with pytest.raises(Unavailable):
-            await asyncio.wait_for(stream, PATIENCE_S)
+        for task in (stream, *others):
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(task, PATIENCE_S)
         if draining is not None:
             await draining
         assert not one.core.has_work

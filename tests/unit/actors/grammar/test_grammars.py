@@ -10,10 +10,17 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 
+from actors.draft_tree import DraftTree
 from actors.errors import InvalidRequest
+from actors.grammar import grammars as grammars_module
+from actors.grammar import matcher as matcher_module
 from actors.grammar.grammars import Grammars
+from actors.grammar.limits import LIMITS
+from actors.grammar.matcher import GrammarMatcher
 from cluster.constraints.structured_outputs import StructuredOutputs
 from paceline_testing.grammar_cases import GRAMMARS, toy_grammars
 from paceline_testing.toy_tokenizer import toy_tokenizer
@@ -87,15 +94,75 @@ def test_reasons_are_short_and_say_what_is_wrong():
     assert len(str(error.value)) < 400
 
 
-def test_copies_of_a_grammar_are_of_a_fresh_one_after_a_while():
-    grammars = Grammars(toy_tokenizer, 376, [0], "toy")
-    text = GRAMMARS["date"]
-    first = grammars.matcher(text)
-    compiled = grammars._known[text].matcher
-    for _ in range(200):
-        grammars.matcher(text)
-    assert grammars._known[text].matcher is not compiled
-    assert grammars.matcher(text).hash_of_allowed() == first.hash_of_allowed()
+@pytest.fixture
+def few_states(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A grammar, of which one answer and a few drafts use up most of the states that a lexer may have."""
+    limits = LLParserLimits(max_lexer_states=700, step_max_items=LIMITS.step_max_items, verbose_errors=False)
+    monkeypatch.setattr(grammars_module, "LIMITS", limits)
+    return str(LLMatcher.grammar_from_regex("(.*a.{9}|.*b.{8}|.*c.{7})x"))
+
+
+def masks_along(matcher: GrammarMatcher, answer: list[int]) -> list[list[int]]:
+    found = []
+    for token in answer:
+        assert matcher.masks(DraftTree.empty()).num_unmasked == 0
+        found.append(matcher.allowed_tokens().tolist())
+        assert matcher.follow([token])
+    return found
+
+
+def random_answers(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [toy_tokenizer().encode("".join(rng.choice(list("abcd"), 24))) for _ in range(count)]
+
+
+def test_an_answer_goes_on_where_others_with_its_grammar_have_used_up_the_lexer(few_states: str) -> None:
+    def alone() -> Grammars:
+        return Grammars(toy_tokenizer, 376, [0], "toy")
+
+    answers = random_answers(6)
+    grammars = alone()
+    running = [grammars.matcher(few_states) for _ in answers]
+    wanted = [masks_along(alone().matcher(few_states), answer) for answer in answers]
+    firsts = [masks_along(matcher, answer[:2]) for matcher, answer in zip(running, answers, strict=True)]
+    rests = [masks_along(matcher, answer[2:]) for matcher, answer in zip(running, answers, strict=True)]
+    assert [first + rest for first, rest in zip(firsts, rests, strict=True)] == wanted
+    assert any(matcher._is_alone for matcher in running)
+    assert masks_along(grammars.matcher(few_states), answers[0]) == wanted[0]  # and so does the next one
+
+
+def test_an_answer_goes_on_where_its_own_drafts_have_used_up_the_lexer(few_states: str, monkeypatch) -> None:
+    monkeypatch.setattr(matcher_module, "MOST_AHEAD_S", 1.0)
+    answer, *drafts = random_answers(12)
+    matcher = Grammars(toy_tokenizer, 376, [0], "toy").matcher(few_states)
+    for place, token in enumerate(answer):
+        for draft in drafts:
+            tree = DraftTree(
+                np.array(draft, np.int32),
+                np.arange(-1, len(draft) - 1, dtype=np.int32),
+                np.ones(len(draft), np.float32),
+            )
+            matcher.masks(tree)
+        assert matcher.follow([token]), place
+    assert matcher._is_alone
+
+
+def test_a_known_grammar_does_not_wait_for_one_that_is_compiled() -> None:
+    grammars = toy_grammars()[0]
+    assert grammars.known_matcher("start: /[a-f]+/") is None
+    grammars.matcher("start: /[a-f]+/")
+    with grammars._vocabulary.checker._lock:  # as while it tries a slow one
+        thread = threading.Thread(target=grammars.matcher, args=("start: /[a-g]+/",))
+        thread.start()
+        known = grammars.known_matcher("start: /[a-f]+/")
+        assert known is not None
+        assert grammars.known_matcher("start: /[a-g]+/") is None
+    thread.join()
+    assert grammars.known_matcher("start: /[a-g]+/") is not None
+    with pytest.raises(InvalidRequest, match="f is"):
+        grammars.matcher("start: x", "f")
+    with pytest.raises(InvalidRequest, match="f is"):
+        grammars.known_matcher("start: x", "f")
 
 
 @pytest.mark.parametrize(
