@@ -38,10 +38,11 @@ def row_masks(masks: Sequence[TokenMasks | None], num_rows: Sequence[int], vocab
             continue
         own = mask.index[:rows]
         distinct = len(mask.words) // width
-        if len(mask.words) != distinct * width or len(own) != rows or (rows and own.max() >= distinct):
+        is_known = (own < distinct) & ((own >= -vocab_size) | (own == FREE_ROW))
+        if len(mask.words) != distinct * width or len(own) != rows or not is_known.all():
             raise ValueError(
                 f"masks of {len(mask.index)} rows and {len(mask.words)} words; {rows} rows of {vocab_size} tokens need "
-                f"as many and {width} words a mask"
+                f"as many and {width} words a mask, and tokens below {vocab_size}"
             )
         index.append(np.where(own >= 0, own + np.int32(count), own))
         words.append(mask.words.reshape(-1, width))

@@ -69,7 +69,8 @@ def test_logits_of_other_tokens_become_minus_infinity_and_the_rest_stays(
 @pytest.mark.parametrize(
     ("words", "index"),
     [(np.zeros(4, np.int32), np.zeros(2, np.int32)), (np.zeros(3, np.int32), np.array([0, 1], np.int32)),
-     (np.zeros(3, np.int32), np.zeros(1, np.int32))],
+     (np.zeros(3, np.int32), np.zeros(1, np.int32)), (np.zeros(0, np.int32), np.array([-1, -1 - VOCAB], np.int32)),
+     (np.zeros(0, np.int32), np.array([-1, FREE_ROW + 1], np.int32))],
 )  # fmt: skip
 def test_masks_that_do_not_fit_are_refused(words: np.ndarray, index: np.ndarray) -> None:
     with pytest.raises(ValueError, match="2 rows of 77 tokens"):
