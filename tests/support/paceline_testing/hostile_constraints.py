@@ -113,6 +113,8 @@ def _constraints() -> Iterator[tuple[str, Body]]:
         {"grammar": "start: r0\n" + "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(9_000)) + 'r9000: "a"'},
     )
     yield "lark that is ambiguous", {"grammar": 'start: start start | "a" | "a" "a" | '}
+    yield "lark that is slow behind some tokens", {"grammar": "start: e\ne: /[a-z]/ | e e | e e e"}
+    yield "regex of many states", {"regex": "(.*a.{30}|.*b.{29}|.*c.{28})x"}
     yield "lark without words", {"grammar": "start: start"}
     yield "lark, empty", {"grammar": 'start: ("")*'}
     yield "lark lines", {"grammar": "\n" * 250_000 + 'start: "a"'}
