@@ -19,7 +19,7 @@ from actors.messages import FREE_ROW, TokenMasks
 
 FORCED = 0.999  # probability of a forced token; the target draws no other
 _MOST_CHOICES = 256  # of an answer that wait for somebody to learn from them
-_SHARED_LIMIT = "too many states"  # what llguidance says where the lexer, which copies share, has come to its limit
+_SHARED_LIMIT = "lexer error"  # what llguidance says where the lexer, which copies share, has come to a limit
 
 _Path = tuple[int, ...]  # tokens behind the committed ones
 _Allowed = int | bytes  # the only token that may follow, or a mask: bit t % 8 of byte t // 8 is token t
