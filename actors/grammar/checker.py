@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import select
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from typing import IO
 
 import psutil
 
+from actors.errors import Overloaded
 from actors.grammar.check_process import read_part, write_part
 
 _MOST_S = 2.0  # of processor time for a grammar; common ones take some milliseconds
 _MOST_WAIT_S = 15.0  # on a busy machine, where the process gives way to all others
+_RETRY_S = 5.0
 _SLICE_S = 0.05  # between looks at the time it has taken
 _START_S = 20.0  # for the process and its vocabulary, on a busy machine
 
@@ -32,7 +35,7 @@ class GrammarChecker:
 
     def problem(self, text: str) -> str:
         """What is wrong with a grammar, "" if nothing is. Waits for some seconds at most, longer on a busy machine, and
-        for other callers."""
+        for other callers. Raises Overloaded if the machine is too busy to find out."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._end()  # it was killed meanwhile, through no fault of this grammar
@@ -43,6 +46,9 @@ class GrammarChecker:
             except TimeoutError:
                 self._end()
                 return f"it takes more than {_MOST_S:g} s"
+            except Overloaded:
+                self._end()
+                raise
             except OSError:
                 answer = None
             if answer is None:  # out of stack or memory
@@ -59,7 +65,7 @@ class GrammarChecker:
         )
         for part in self._setting:
             write_part(_input_of(process), part)
-        _answer(process, _START_S, _START_S)
+        _answer(process, _START_S, math.inf)
         return process
 
     def _end(self) -> None:
@@ -75,12 +81,15 @@ def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float, most_s: float) -> bytes | None:
-    """None: the process has ended. most_s: of processor time. Raises TimeoutError."""
+    """None: the process has ended. most_s: of processor time. Raises TimeoutError when it has taken that, Overloaded
+    when it has not come so far within wait_s."""
     assert process.stdout is not None
     deadline, started_s = time.monotonic() + wait_s, _processor_s(process)
     while not select.select([process.stdout], [], [], _SLICE_S)[0]:
-        if time.monotonic() > deadline or _processor_s(process) - started_s > most_s:
+        if _processor_s(process) - started_s > most_s:
             raise TimeoutError
+        if time.monotonic() > deadline:
+            raise Overloaded(f"a grammar could not be tried within {wait_s:g} s", _RETRY_S)
     return read_part(process.stdout)
 
 

@@ -67,7 +67,7 @@ class Grammars:
 
     def matcher(self, text: str, field: str = "grammar") -> GrammarMatcher:
         """At the beginning of an answer. Raises InvalidRequest naming `field` for a grammar that cannot be compiled, or
-        a model whose tokenizer does not work with grammars.
+        a model whose tokenizer does not work with grammars; Overloaded on a machine too busy to try a new grammar.
 
         A new grammar is compiled in another process first, which takes milliseconds to seconds. The first one waits for
         the vocabulary, too.

@@ -46,7 +46,8 @@ class _Looked:
     known: dict[_Path, _Allowed] = field(default_factory=dict)
     scout: LLMatcher | None = None  # a copy that walks through drafts; None: not needed yet, or it has failed
     scout_at: _Path = ()  # where it stands
-    left_s: float = field(default_factory=lambda: MOST_AHEAD_S)  # processor time for what lies ahead
+    # Processor time for what lies ahead. Masks are charged; all else takes a small part of their time.
+    left_s: float = field(default_factory=lambda: MOST_AHEAD_S)
 
     def charge(self, started_s: float) -> None:
         """started_s: `time.thread_time()` before some work."""
@@ -142,9 +143,7 @@ class GrammarMatcher:
         looked, path = self._looked, self._ahead or ()
         if self._matcher.is_stopped() or isinstance(looked.known.get(path), bytes):
             return []
-        started_s = time.thread_time()
         forced = forced_tokens(self._matcher, self._tokens)
-        looked.charge(started_s)
         _note_forced(looked.known, path, forced)
         return forced
 
@@ -301,9 +300,7 @@ class _Scout:
             if isinstance(known, bytes) or (known is None and (self.error or looked.left_s <= 0)):
                 break
             if known is None:
-                started_s = time.thread_time()
                 found = forced_tokens(self._stand(here), self._tokens)
-                looked.charge(started_s)
                 self._note_failure()
                 _note_forced(looked.known, here, found)
                 return (tokens + found)[:most]
@@ -321,10 +318,7 @@ class _Scout:
             return token >> 3 < len(known) and bool(known[token >> 3] >> (token & 7) & 1)
         if self.error or looked.left_s <= 0:
             return None
-        started_s = time.thread_time()
-        matcher = self._stand(path)
-        is_allowed = matcher.try_consume_tokens([token]) == 1
-        looked.charge(started_s)
+        is_allowed = self._stand(path).try_consume_tokens([token]) == 1
         if self._note_failure():
             return None
         if is_allowed:

@@ -15,7 +15,8 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from actors.draft_tree import DraftTree
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Overloaded
+from actors.grammar import checker
 from actors.grammar import grammars as grammars_module
 from actors.grammar import matcher as matcher_module
 from actors.grammar.grammars import Grammars
@@ -189,6 +190,17 @@ def test_a_router_compiles_grammars_though_it_has_no_torch_loaded(tmp_path: Path
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+
+
+@pytest.mark.parametrize("limit", ["_MOST_WAIT_S", "_START_S"])
+def test_a_machine_that_is_too_busy_to_try_a_grammar_refuses_it_for_now(monkeypatch, limit: str) -> None:
+    grammars = Grammars(toy_tokenizer, 376, [0], "toy")
+    monkeypatch.setattr(checker, limit, 0.0)
+    monkeypatch.setattr(checker, "_SLICE_S", 0.0)
+    with pytest.raises(Overloaded, match="could not be tried within 0 s"):
+        grammars.matcher('start: "a"')
+    monkeypatch.undo()
+    assert grammars.matcher('start: "a"').forced_tokens()
 
 
 def test_a_process_that_was_killed_while_it_waited_costs_no_grammar():
