@@ -115,8 +115,9 @@ class GrammarMatcher:
 
     def _note_choices(self, token_ids: Sequence[int]) -> None:
         path: _Path = ()
-        for token in token_ids:
-            allowed = self._looked.known.get(path)
+        known = self._looked.known  # nothing, if these are an answer's many tokens that another router has delivered
+        for token in token_ids if known else token_ids[-1:]:
+            allowed = known.get(path)
             if isinstance(allowed, bytes):
                 self._choices.append((Place(self._last, zlib.crc32(allowed)), token))
             path, self._last = (*path, token), token

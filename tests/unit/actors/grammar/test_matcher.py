@@ -251,6 +251,14 @@ def test_when_the_time_to_look_ahead_is_up_only_the_root_has_a_mask_and_drafts_a
     assert matcher.follow(tokens)  # what the target has drawn goes on
 
 
+def test_a_long_answer_of_another_router_is_followed_in_milliseconds() -> None:
+    matcher = toy_grammars()[0].matcher(LLMatcher.grammar_from_regex("[a-z ]*"))
+    answer = toy_tokenizer().encode("the quick brown fox jumps " * 2_000)
+    started = time.thread_time()
+    assert matcher.follow(answer)
+    assert time.thread_time() - started < 0.1  # of which all but 0.01 s is for a slow machine
+
+
 def test_a_long_answer_takes_no_more_memory_where_it_is_learnt_from() -> None:
     grammars, _, eos = toy_grammars()
     matcher = grammars.matcher(LLMatcher.grammar_from_regex("[a-z ]*"))
