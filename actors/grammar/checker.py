@@ -18,6 +18,7 @@ from actors.errors import Overloaded
 from actors.grammar.check_process import read_part, write_part
 
 _MOST_S = 2.0  # of processor time for a grammar; common ones take some milliseconds
+_MUCH_S = 0.5  # of processor time: then it is not the machine alone that is slow
 _MOST_WAIT_S = 15.0  # on a busy machine, where the process gives way to all others
 _RETRY_S = 5.0
 _SLICE_S = 0.05  # between looks at the time it has taken
@@ -43,9 +44,9 @@ class GrammarChecker:
                 process = self._process or self._start()
                 write_part(_input_of(process), text.encode())
                 answer = _answer(process, _MOST_WAIT_S, _MOST_S)
-            except TimeoutError:
+            except TimeoutError as error:
                 self._end()
-                return f"it takes more than {_MOST_S:g} s"
+                return f"it takes more than {error.args[0]:.2g} s"
             except Overloaded:
                 self._end()
                 raise
@@ -81,14 +82,17 @@ def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float, most_s: float) -> bytes | None:
-    """None: the process has ended. most_s: of processor time. Raises TimeoutError when it has taken that, Overloaded
-    when it has not come so far within wait_s."""
+    """None: the process has ended. most_s: of processor time. Raises TimeoutError with the processor time when it has
+    taken that, or much within wait_s; otherwise Overloaded after wait_s."""
     assert process.stdout is not None
     deadline, started_s = time.monotonic() + wait_s, _processor_s(process)
     while not select.select([process.stdout], [], [], _SLICE_S)[0]:
-        if _processor_s(process) - started_s > most_s:
-            raise TimeoutError
+        taken_s = _processor_s(process) - started_s
+        if taken_s > most_s:
+            raise TimeoutError(most_s)
         if time.monotonic() > deadline:
+            if taken_s >= _MUCH_S and most_s < math.inf:
+                raise TimeoutError(taken_s)
             raise Overloaded(f"a grammar could not be tried within {wait_s:g} s", _RETRY_S)
     return read_part(process.stdout)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -192,15 +194,22 @@ def test_a_router_compiles_grammars_though_it_has_no_torch_loaded(tmp_path: Path
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
-@pytest.mark.parametrize("limit", ["_MOST_WAIT_S", "_START_S"])
-def test_a_machine_that_is_too_busy_to_try_a_grammar_refuses_it_for_now(monkeypatch, limit: str) -> None:
+@pytest.mark.parametrize(
+    ("much_s", "error", "reason"),
+    [(0.5, Overloaded, "could not be tried within 0.2 s"), (0.0, InvalidRequest, "it takes more than 0 s")],
+)
+def test_a_grammar_that_gets_no_answer_is_refused_for_now_unless_it_has_taken_much_time(
+    monkeypatch, much_s: float, error: type[Exception], reason: str
+) -> None:
     grammars = Grammars(toy_tokenizer, 376, [0], "toy")
-    monkeypatch.setattr(checker, limit, 0.0)
-    monkeypatch.setattr(checker, "_SLICE_S", 0.0)
-    with pytest.raises(Overloaded, match="could not be tried within 0 s"):
-        grammars.matcher('start: "a"')
+    grammars.matcher('start: "a"')
+    monkeypatch.setattr(checker, "_MOST_WAIT_S", 0.2)
+    monkeypatch.setattr(checker, "_MUCH_S", much_s)
+    os.kill(grammars._vocabulary.checker._process.pid, signal.SIGSTOP)  # as on a machine with other work
+    with pytest.raises(error, match=reason):
+        grammars.matcher('start: "b"')
     monkeypatch.undo()
-    assert grammars.matcher('start: "a"').forced_tokens()
+    assert grammars.matcher('start: "c"').forced_tokens()
 
 
 def test_a_process_that_was_killed_while_it_waited_costs_no_grammar():
