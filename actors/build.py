@@ -42,6 +42,7 @@ from actors.models.loader import (
     refuse_encoder,
     silence_unmapped_tokens,
 )
+from actors.models.parallel_draft import mask_token_of, silence_mask_token
 from actors.models.shards import check_unwrapped
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
@@ -156,7 +157,8 @@ def build_draft_engine(
     """Load a draft model, with a reduced vocabulary or not, and size its own KV cache.
 
     target: the model it drafts for; drafts are translated through the text if the vocabularies differ. None: they are
-    equal. `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0. Raises ModelError.
+    equal. A model whose configuration names a mask token guesses all tokens of a draft in one forward.
+    `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0. Raises ModelError.
     """
     options = options or DraftOptions()
     texts = None
@@ -169,7 +171,10 @@ def build_draft_engine(
         refuse_encoder(source, f"attention {options.attention!r}")
     dtype = choose_dtype(options.dtype, config, device, fastest_dtype)
     meter = gpu_meter(device)
+    mask_token = mask_token_of(source, config)
     draft = load_draft_model(source, dtype, device, quantization=options.quantization)
+    if mask_token is not None:
+        silence_mask_token(draft.model, mask_token, draft.token_ids)
     bytes_per_token = kv_bytes_per_token(config, draft.model.dtype, caches_latents=cache_latents(draft.model))
     tokens = options.kv_cache_tokens
     if tokens is None:
@@ -187,6 +192,7 @@ def build_draft_engine(
         draft.token_ids,
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,
+        mask_token=mask_token,
     )
     if texts is None:
         return engine

@@ -208,6 +208,7 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     elapsed_s: float = 0.0
     num_ahead: int = 0  # sequences that the worker had drafted ahead for
     num_ready: int = 0  # sequences among num_ahead whose whole draft was ready
+    is_parallel: bool = False  # whether one forward gives trees of any depth
 
 
 FREE_ROW = -(2**31)  # in `TokenMasks.index`: every token may follow

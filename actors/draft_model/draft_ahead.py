@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.draft_model.growing_tree import GrowingTree
+from actors.draft_model.growing_tree import MAX_EXPANDED, GrowingTree, most_computed
 from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
 from actors.draft_tree import DraftTree
 
@@ -26,9 +26,16 @@ class TreeShape:
     branch: int
     min_confidence: float = 0.0
 
+    is_parallel: bool = False  # whether one forward gives the guesses of all depths
+
     def tree(self, room: int) -> GrowingTree:
         """A tree of this shape, within so many positions."""
-        return GrowingTree(self.max_nodes, min(self.max_depth, room), self.branch, self.min_confidence)
+        limit = self.max_nodes if self.is_parallel else MAX_EXPANDED
+        return GrowingTree(self.max_nodes, min(self.max_depth, room), self.branch, self.min_confidence, limit)
+
+    def most_computed(self, branch: int) -> int:
+        """Limit of the nodes computed for a tree with so many guesses for each token: draft nodes, or mask tokens."""
+        return most_computed(self.max_nodes, self.max_depth, 1 if self.is_parallel else branch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class DraftAhead:
         """sent: the draft; known: all guesses of its sequence, to which new ones are added; room: positions left after
         the committed text; count: outcomes to draft for."""
         self._known = known
-        self._shape = shape
+        self.shape = shape
         self._room = room
         self._count = count
         self._confidence = _confidence_by_path(sent)
@@ -69,7 +76,7 @@ class DraftAhead:
         for path, confidence in self._confidence.items():
             if len(path) >= self._room:
                 continue
-            for token, share in self._known.guesses.get(path, ()):
+            for token, share in self._known.likeliest_after(path) or ():
                 outcome = (*path, token)
                 if confidence * share >= _MIN_CHANCE and outcome not in self._confidence:
                     found.append((confidence * share, outcome))
@@ -82,12 +89,12 @@ class DraftAhead:
         ends = [
             path
             for path, confidence in self._confidence.items()
-            if confidence >= bar and len(path) <= self._room and path not in self._known.guesses
+            if confidence >= bar and len(path) <= self._room and self._known.likeliest_after(path) is None
         ]
         return sorted(ends, key=lambda path: -self._confidence[path])[:_MAX_ENDS]
 
     def _growth(self, outcome: Path) -> Growth:
-        return Growth(self._shape.tree(self._room - len(outcome) + 1), self._known, outcome)
+        return Growth(self.shape.tree(self._room - len(outcome) + 1), self._known, outcome)
 
 
 def _confidence_by_path(tree: DraftTree) -> dict[Path, float]:

@@ -23,9 +23,8 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.draft_model.draft_ahead import DraftAhead, TreeShape
-from actors.draft_model.growing_tree import most_computed
 from actors.draft_model.guesser import Guesser, Want
-from actors.draft_model.known_guesses import Growth, KnownGuesses
+from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
 from actors.draft_model.ouroboros_drafter import OuroborosDraft, OuroborosDrafter
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
@@ -85,12 +84,15 @@ class DraftEngine:
         vocab_map: torch.Tensor | None = None,
         lookahead: LookaheadOptions | None = None,
         ahead: int = 0,
+        mask_token: int | None = None,
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
-        ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models."""
+        ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
+        a parallel model, which has no encoder; it must not be among the guesses."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
-        self._guesser = Guesser(self._runner, vocab_map)
+        self._guesser = Guesser(self._runner, vocab_map, mask_token)
+        self._is_parallel = mask_token is not None
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
@@ -153,6 +155,7 @@ class DraftEngine:
             elapsed_s=time.perf_counter() - started,
             num_ahead=len(hoped),
             num_ready=sum(draft.sequence.seq_id in hoped and draft.is_ready for draft in drafts),
+            is_parallel=self._is_parallel,
         )
 
     def _forget_namespaces(self, batch: DraftBatch) -> None:
@@ -199,7 +202,7 @@ class DraftEngine:
         return self._table.bring_up_to_date(sequence, delta, sequence.length + len(delta.token_ids))
 
     def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | OuroborosDraft:
-        shape = _shape_of(item)
+        shape = self._shape_of(item)
         # Rejection needs draws from q with their probabilities, which phrases do not have.
         if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
             # The last guesses of a tree are not computed.
@@ -225,7 +228,7 @@ class DraftEngine:
         # The rejection rule judges one token drawn from q at each position, so the draft is a chain.
         branch = 1 if sequence.draws_from_probs else shape.branch
         known = self._known.pop(sequence, None) or KnownGuesses(branch + self._max_outcomes)
-        most_new = most_computed(shape.max_nodes, shape.max_depth, branch)
+        most_new = shape.most_computed(branch)
         if shape.max_nodes and sequence.reserve(sequence.length + len(known.nodes) + most_new):
             known.num_reserved = most_new
             known.is_ahead = False
@@ -263,11 +266,15 @@ class DraftEngine:
         wants: dict[int, Want] = {}
         num_rows = 0
         for seq_id, part in sorted(wanted, key=lambda item: -item[1].chance):
-            if num_rows and num_rows + len(part.paths) > _MAX_AHEAD_ROWS:
-                break
-            num_rows += len(part.paths)
             ahead = self._ahead[seq_id]
-            wants.setdefault(seq_id, Want(ahead.sequence, ahead.known, [])).paths.extend(part.paths)
+            want = self._want(ahead.sequence, ahead.known, list(part.paths), ahead.plan.shape)
+            if num_rows and num_rows + want.num_rows > _MAX_AHEAD_ROWS:
+                break
+            num_rows += want.num_rows
+            if seq_id in wants:
+                wants[seq_id].paths.extend(part.paths)
+            else:
+                wants[seq_id] = want
         for seq_id, want in list(wants.items()):
             if not self._has_room_ahead(want):
                 del wants[seq_id], self._ahead[seq_id]
@@ -275,7 +282,7 @@ class DraftEngine:
 
     def _has_room_ahead(self, want: Want) -> bool:
         """Reserve blocks for the paths, if enough stay free."""
-        num_nodes = len(want.known.nodes) + len(want.paths)
+        num_nodes = len(want.known.nodes) + want.num_rows
         needed = self._blocks_for(want.sequence, num_nodes)
         return (
             num_nodes <= _MAX_AHEAD_NODES
@@ -298,8 +305,8 @@ class DraftEngine:
             sequence = self._table.get(item.delta.seq_id) if item.delta.start else None
             known = None if sequence is None else self._known.get(sequence)
             num_nodes = 0 if known is None else len(known.nodes)
-            shape = _shape_of(item)
-            most_new = most_computed(shape.max_nodes, shape.max_depth, shape.branch)
+            shape = self._shape_of(item)
+            most_new = shape.most_computed(shape.branch)
             if item.method == "lookahead" and self._ouroboros is not None:
                 most_new = max(most_new, shape.max_depth + self._ouroboros.most_nodes)
             needed += self._blocks_for(sequence, num_nodes + len(item.delta.token_ids) + most_new)
@@ -347,11 +354,23 @@ class DraftEngine:
             for draft in drafts:
                 paths = draft.growth.advance()
                 if paths:
-                    wants.append(Want(draft.sequence, draft.growth.known, paths))
+                    wants.append(self._want(draft.sequence, draft.growth.known, paths, draft.shape))
                     draft.num_forwards += 1
             if not wants:
                 return
             self._guesser.guess(wants)
+
+    def _want(self, sequence: Sequence, known: KnownGuesses, paths: list[Path], shape: TreeShape) -> Want:
+        if not self._is_parallel:
+            return Want(sequence, known, paths)
+        room = self._most_tokens(sequence.begin) - sequence.length + 1
+        return Want(sequence, known, paths, depth=shape.max_depth, max_depth=room)
+
+    def _shape_of(self, item: DraftItem) -> TreeShape:
+        """The requested shape, within the limit of one tree."""
+        max_nodes = min(item.max_nodes, _MAX_NODES)
+        max_depth = min(item.max_depth or max_nodes, max_nodes)
+        return TreeShape(max_nodes, max_depth, item.branch, item.min_confidence, self._is_parallel)
 
     answer = draft  # the name that every worker's engine has
 
@@ -365,13 +384,6 @@ class DraftEngine:
         self._ahead.clear()
 
 
-def _shape_of(item: DraftItem) -> TreeShape:
-    """The requested shape, within the limit of one tree."""
-    max_nodes = min(item.max_nodes, _MAX_NODES)
-    max_depth = min(item.max_depth or max_nodes, max_nodes)
-    return TreeShape(max_nodes, max_depth, item.branch, item.min_confidence)
-
-
 def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:
     """Whether guesses of this width can answer the item."""
     is_tree = item.method == "tree" and not sequence.draws_from_probs
@@ -382,6 +394,6 @@ def _with_probs(chain: DraftTree, known: KnownGuesses) -> DraftTree:
     path = tuple(chain.token_ids.tolist())
     probs = None
     if path:
-        ids, shares = zip(*(known.probs[path[:depth]] for depth in range(len(path))), strict=True)
+        ids, shares = zip(*(known.probs_after(path[:depth]) for depth in range(len(path))), strict=True)
         probs = TopProbs(np.concatenate(ids), np.concatenate(shares), len(ids[0]))
     return msgspec.structs.replace(chain, probs=probs)

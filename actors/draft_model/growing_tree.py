@@ -11,12 +11,12 @@ from actors.draft_tree import DraftTree
 
 ROOT = -1
 
-_MAX_EXPANDED = 4  # nodes computed in one forward: so few rows take hardly longer than one
+MAX_EXPANDED = 4  # nodes computed in one forward: so few rows take hardly longer than one
 
 
 def most_computed(max_nodes: int, max_depth: int, branch: int) -> int:
     """Limit of the nodes of a `GrowingTree` that are computed."""
-    return max(0, min(max_depth, max_nodes) - 1) * (1 if branch == 1 else _MAX_EXPANDED)
+    return max(0, min(max_depth, max_nodes) - 1) * (1 if branch == 1 else MAX_EXPANDED)
 
 
 class GrowingTree:
@@ -27,9 +27,18 @@ class GrowingTree:
     their probability.
     """
 
-    def __init__(self, max_nodes: int, max_depth: int, branch: int, min_confidence: float = 0.0) -> None:
+    def __init__(
+        self,
+        max_nodes: int,
+        max_depth: int,
+        branch: int,
+        min_confidence: float = 0.0,
+        max_expanded: int = MAX_EXPANDED,
+    ) -> None:
         """max_nodes: limit of the final tree; max_depth: limit of steps, hence of a path's length; branch: guesses
-        below a node, 1 for a chain; min_confidence: of nodes that are computed, except the root."""
+        below a node, 1 for a chain; min_confidence: of nodes that are computed, except the root; max_expanded: nodes
+        of a step."""
+        self._max_expanded = max_expanded
         self.branch = branch
         self._max_nodes = max_nodes
         self._max_depth = max_depth
@@ -51,7 +60,7 @@ class GrowingTree:
             return [ROOT]
         # A child of the last of the best nodes would have no room.
         wanted = [node for node in self._best()[: self._max_nodes - 1] if node not in self._computed]
-        return [node for node in wanted if self._confidence[node] >= self._min_confidence][:_MAX_EXPANDED]
+        return [node for node in wanted if self._confidence[node] >= self._min_confidence][: self._max_expanded]
 
     def begin_step(self, nodes: Iterable[int]) -> None:
         """Record that the step which computes `nodes`, from `expandable`, has been made."""

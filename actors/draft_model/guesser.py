@@ -1,15 +1,21 @@
-"""Forwards of a draft model that guess the next tokens after paths of sequences."""
+"""Forwards of a draft model that guess the next tokens after paths of sequences.
+
+A parallel model (PARD, An et al. 2025, arXiv:2504.18583) guesses K tokens in one forward: K - 1 mask tokens follow the
+last token, and the row of each gives a guess one position further. Keys and values of mask tokens are not kept.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from actors.draft_model.device_guesses import likeliest_after
-from actors.draft_model.known_guesses import KnownGuesses, Path
+from actors.draft_model.growing_tree import ROOT
+from actors.draft_model.known_guesses import Guess, KnownGuesses, Path
 from actors.engine.batch import SequenceRows
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
@@ -19,9 +25,6 @@ from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tok
 
 _NUM_PROBS = 32  # pairs that define q under rejection, 256 bytes a node
 
-_Probs = tuple[np.ndarray, np.ndarray]
-_Guess = tuple[list[tuple[int, float]], _Probs | None]
-
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -30,40 +33,71 @@ class Want:
     sequence: Sequence
     known: KnownGuesses
     paths: list[Path]
+    depth: int = 1  # tokens to guess after each path; more than 1 only with a parallel model
+    max_depth: int = 1  # the same, less the length of a path, by the positions that are left
+
+    def depth_after(self, path: Path) -> int:
+        """Tokens to guess after a path."""
+        return max(1, min(self.depth, self.max_depth - len(path)))
+
+    @property
+    def num_rows(self) -> int:
+        """Draft nodes to compute, mask tokens included."""
+        num_masks = sum(self.depth_after(path) - 1 for path in self.paths)
+        return len(self.known.new_nodes(self.paths)) + num_masks
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of logits: the next token after one path."""
+    """A row of logits: of the token `ahead` places after the next one after a path."""
 
     want: Want
     path: Path
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one want in a forward."""
+
+    rows: SequenceRows  # nodes that are kept, then mask tokens
+    wanted: list[_Row]  # rows with logits, the last ones of `rows`
+    num_kept: int  # draft nodes that are no mask tokens
+    guesses: list[list[int]]  # for each path: its guesses, as indices into `wanted`
 
 
 class Guesser:
     """Runs the draft model and turns its logits into guesses."""
 
-    def __init__(self, runner: ModelRunner | EncoderDecoderRunner, vocab_map: torch.Tensor | None) -> None:
-        """vocab_map: see DraftEngine."""
+    def __init__(
+        self, runner: ModelRunner | EncoderDecoderRunner, vocab_map: torch.Tensor | None, mask_token: int | None = None
+    ) -> None:
+        """vocab_map, mask_token: see DraftEngine."""
         self._runner = runner
         self._vocab_map = vocab_map
+        self._mask_token = mask_token
 
     def compute(self, sequence: Sequence, count: int) -> None:
         """Compute the next `count` pending tokens of a text, without a guess."""
-        self._forward([SequenceRows(sequence, count, no_tokens(), no_tokens())])
+        num_wanted = int(count == sequence.num_pending)
+        self._runner.run([SequenceRows(sequence, count, no_tokens(), no_tokens())], [num_wanted])
         sequence.computed(count, no_tokens(), no_tokens())
 
     def guess(self, wants: Sequences[Want]) -> None:
         """Make all guesses in one forward and record them. A failure changes nothing."""
-        parts = [_rows_of(want) for want in wants]
-        rows = [_Row(want, path) for want in wants for path in want.paths]
+        parts = [_part_of(want, self._mask_token) for want in wants]
+        rows = [row for part in parts for row in part.wanted]
         guesses = self._guess_on_device(parts, rows) or self._guess_on_host(parts, rows)
-        for part in parts:
-            part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
-        for index, row in enumerate(rows):
-            row.want.known.add(row.path, *guesses[index])
+        firsts = accumulate((len(part.wanted) for part in parts), initial=0)
+        for want, part, first in zip(wants, parts, firsts, strict=False):
+            kept = slice(part.num_kept)
+            part.rows.sequence.computed(part.rows.count, part.rows.tree_tokens[kept], part.rows.tree_parents[kept])
+            for path, indices in zip(want.paths, part.guesses, strict=True):
+                found = [guesses[first + index] for index in indices]
+                later = None if self._mask_token is None else found[1:]
+                want.known.add(path, *found[0], later)
 
-    def _guess_on_device(self, parts: list[SequenceRows], rows: list[_Row]) -> list[_Guess] | None:
+    def _guess_on_device(self, parts: list[_Part], rows: list[_Row]) -> list[Guess] | None:
         """None where the runner or the rows need another way."""
         runner = self._runner
         if not isinstance(runner, ModelRunner) or not runner.has_device_inputs:
@@ -71,25 +105,27 @@ class Guesser:
         if any(row.want.sequence.draws_from_probs for row in rows):
             return None
         most = max(row.want.known.width for row in rows)
-        wanted = [_num_wanted(part) for part in parts]
-        found = likeliest_after(runner, parts, wanted, _row_sampling(rows), most, self._vocab_map)
+        wanted = [len(part.wanted) for part in parts]
+        found = likeliest_after(
+            runner, [part.rows for part in parts], wanted, _row_sampling(rows), most, self._vocab_map
+        )
         return _guesses_of(*found)
 
-    def _guess_on_host(self, parts: list[SequenceRows], rows: list[_Row]) -> list[_Guess]:
-        logits = self._forward(parts)
-        guesses: dict[int, _Guess] = {}
+    def _guess_on_host(self, parts: list[_Part], rows: list[_Row]) -> list[Guess]:
+        logits = self._runner.run([part.rows for part in parts], [len(part.wanted) for part in parts])
+        guesses: dict[int, Guess] = {}
         for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
             chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
             if chosen:
                 guesses.update(zip(chosen, draw([rows[index] for index in chosen], logits[chosen]), strict=True))
         return [guesses[index] for index in range(len(rows))]
 
-    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[_Guess]:
+    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[Guess]:
         most = max(row.want.known.width for row in rows)
         tokens, shares = likeliest_tokens(logits, _row_sampling(rows), most, self._vocab_map)
         return _guesses_of(tokens.cpu().numpy(), shares.cpu().numpy())
 
-    def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> list[_Guess]:
+    def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> list[Guess]:
         drawn, ids, probs = draft_with_probs(logits, _row_sampling(rows), _NUM_PROBS, self._vocab_map)
         shares = torch.where(ids == drawn[:, None], probs, 0.0).sum(dim=1)
         return [
@@ -97,34 +133,40 @@ class Guesser:
             for index, (token, share) in enumerate(zip(drawn.tolist(), shares.tolist(), strict=True))
         ]
 
-    def _forward(self, parts: list[SequenceRows]) -> torch.Tensor:
-        """Compute the rows. Returns logits [rows, outputs] after the last committed token of each part that reaches it,
-        and after the new nodes of the others."""
-        return self._runner.run(parts, [_num_wanted(part) for part in parts])
 
-
-def _guesses_of(tokens: np.ndarray, shares: np.ndarray) -> list[_Guess]:
+def _guesses_of(tokens: np.ndarray, shares: np.ndarray) -> list[Guess]:
     """tokens, shares: [rows, k]."""
     pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
     return [(list(zip(*pair, strict=True)), None) for pair in pairs]
 
 
-def _num_wanted(part: SequenceRows) -> int:
-    if not part.count:
-        return part.num_rows
-    return 1 if part.count == part.sequence.num_pending else 0
-
-
-def _rows_of(want: Want) -> SequenceRows:
-    if want.paths == [()]:
-        return SequenceRows(want.sequence, want.sequence.num_pending, no_tokens(), no_tokens())
-    tokens, parents = want.known.arrays(want.paths)
-    return SequenceRows(
-        sequence=want.sequence, count=0, tree_tokens=tokens, tree_parents=parents, first_node=len(want.known.nodes)
-    )
+def _part_of(want: Want, mask_token: int | None) -> _Part:
+    """The text's end with mask tokens after it, or new nodes and then the mask tokens after each path."""
+    known, is_text = want.known, want.paths == [()]
+    new = known.new_nodes(want.paths)
+    tokens, parents = known.arrays(new)
+    num_kept = len(tokens)
+    wanted = [_Row(want, ())] if is_text else [_Row(want, node) for node in new]
+    guesses = [[index for index, row in enumerate(wanted) if row.path == path] for path in want.paths]
+    if mask_token is not None:
+        nodes = {path: place for place, path in enumerate([*known.nodes, *new])} | {(): ROOT}
+        masks: list[int] = []  # the parent of each
+        for path, indices in zip(want.paths, guesses, strict=True):
+            parent = nodes[path]
+            for ahead in range(1, want.depth_after(path)):
+                indices.append(len(wanted))
+                wanted.append(_Row(want, path, ahead))
+                masks.append(parent)
+                parent = num_kept + len(masks) - 1
+        tokens = np.append(tokens, np.full(len(masks), mask_token, np.int32))
+        parents = np.append(parents, np.asarray(masks, np.int32))
+    count = want.sequence.num_pending if is_text else 0
+    first = len(known.nodes)
+    return _Part(SequenceRows(want.sequence, count, tokens, parents, first), wanted, num_kept, guesses)
 
 
 def _row_sampling(rows: list[_Row]) -> RowSampling:
-    positions = np.asarray([row.want.sequence.length + len(row.path) for row in rows])
+    """Penalties see the tokens of a path. Those that a parallel model has yet to guess are unknown."""
+    positions = np.asarray([row.want.sequence.length + len(row.path) + row.ahead for row in rows])
     paths = [np.asarray(row.path, dtype=np.int32) for row in rows]
     return rows_for([row.want.sequence.sampling for row in rows], np.arange(len(rows)), positions, paths)

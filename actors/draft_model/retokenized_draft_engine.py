@@ -58,7 +58,8 @@ class RetokenizedDraftEngine:
                 items.append(item)
             else:
                 stale.append(item.delta.seq_id)
-        guesses = self._guess(items, batch, stale)
+        found = self._guess(items, batch, stale)
+        guesses = dict(zip(found.seq_ids, found.trees, strict=True))
         trees = [self._realign(item, guesses.get(item.delta.seq_id)) for item in items]
         seq_ids = [item.delta.seq_id for item in items]
         return DraftResult(
@@ -67,6 +68,7 @@ class RetokenizedDraftEngine:
             trees=trees,
             stale_seq_ids=stale,
             elapsed_s=time.perf_counter() - started,
+            is_parallel=found.is_parallel,
         )
 
     answer = draft  # the name that every worker's engine has
@@ -89,8 +91,8 @@ class RetokenizedDraftEngine:
         sequence.extend(delta.token_ids.tolist())
         return True
 
-    def _guess(self, items: Sequences[DraftItem], batch: DraftBatch, stale: Sequences[int]) -> dict[int, DraftTree]:
-        """The inner engine's chains by sequence, for those that it can follow."""
+    def _guess(self, items: Sequences[DraftItem], batch: DraftBatch, stale: Sequences[int]) -> DraftResult:
+        """The inner engine's chains, of the sequences that it can follow."""
         asked: list[DraftItem] = []
         unfit: list[int] = []
         for item in items:
@@ -114,7 +116,7 @@ class RetokenizedDraftEngine:
             self._sequences[seq_id].num_sent = 0
         for seq_id in result.seq_ids:
             self._sequences[seq_id].num_sent = len(self._sequences[seq_id].draft_ids)
-        return dict(zip(result.seq_ids, result.trees, strict=True))
+        return result
 
     def _inner_item(self, item: DraftItem) -> DraftItem | None:
         """The item for the inner engine, or None if the draft model has no token of the text."""

@@ -54,11 +54,12 @@ class DraftDepth:
         part = (probability - below) / (above - below)
         return float(KNOTS[index - 1] + part * (KNOTS[index] - KNOTS[index - 1]))
 
-    def observe_answer(self, elapsed_s: float, num_levels: int) -> None:
-        """Take in how long a worker took for trees of so many levels. Times that are none are ignored."""
+    def observe_answer(self, elapsed_s: float, num_levels: int, *, is_parallel: bool = False) -> None:
+        """Take in how long a worker took for trees of so many levels. Times that are none are ignored. is_parallel: one
+        forward gave all levels, so that one more costs hardly anything."""
         if num_levels < 1 or not 0.0 <= elapsed_s < math.inf:
             return
-        measured = elapsed_s / num_levels
+        measured = 0.0 if is_parallel else elapsed_s / num_levels
         self.level_s += (measured - self.level_s) * (_WEIGHT if self.level_s else 1.0)
 
     def observe_tree(self, tree: DraftTree, emitted: np.ndarray) -> None:

@@ -167,13 +167,14 @@ class WorkerDrafting:
                 most = self._max_nodes(entry) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, source, tree, max_nodes=most)
         if is_awaited:
-            self._learn_time(round, worker_id, result.elapsed_s)
+            self._learn_time(round, worker_id, result)
 
-    def _learn_time(self, round: Round, worker_id: str, elapsed_s: float) -> None:
+    def _learn_time(self, round: Round, worker_id: str, result: DraftResult) -> None:
         if any(item.begin is not None for item in round.asked.batches[worker_id].items):
             return  # it computed prompts, too
         drafted = [tree for entry in round.entries if entry.draft_worker == worker_id for tree in _drafts_of(entry)]
-        round.traffic.depth.observe_answer(elapsed_s, max(map(num_levels, drafted), default=0))
+        levels = max(map(num_levels, drafted), default=0)
+        round.traffic.depth.observe_answer(result.elapsed_s, levels, is_parallel=result.is_parallel)
 
     def observe(self, round: Round, emitted: list[Emitted]) -> None:
         """Learn how likely drafts are right. Call it when the round's tokens are committed."""

@@ -43,9 +43,13 @@ def _(engine: RetokenizedDraftEngine) -> None:
 
 @check_integrity.register
 def _(known: KnownGuesses) -> None:
-    """Each node has guesses, a known parent, and its index."""
+    """Each node has guesses (with a parallel model, a node without them leads to one that has), a known parent, and its
+    index."""
     paths = known.nodes.keys() | {()}
-    assert known.nodes.keys() <= known.guesses.keys() <= paths
+    assert known.guesses.keys() <= paths
+    leading = {path[:length] for path in known.later for length in range(1, len(path) + 1)}
+    assert known.nodes.keys() <= known.guesses.keys() | leading
+    assert known.later.keys() <= known.guesses.keys()
     assert [*known.nodes.values()] == [*range(len(known.nodes))]
     assert {path[:-1] for path in known.nodes} <= paths
 
