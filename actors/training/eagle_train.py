@@ -28,12 +28,12 @@ from actors.errors import ModelError
 from actors.models.loader import choose_device, load_model, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
-from actors.training.drafter_build import check_weights, fast_dtype, frequent_tokens
+from actors.training.drafter_build import frequent_tokens
 from actors.training.recipes import HeadRecipe, check_recipe, output_vocab_size
 from actors.training.target_text import Answer
 from actors.training.target_writer import TargetWriter
 from actors.training.training_checkpoint import TrainingCheckpoint
-from actors.training.training_loop import Report, batches_of, run_steps
+from actors.training.training_loop import Report, batches_of, check_weights, fast_dtype, run_steps
 
 HEAD_CARD_FILE = "eagle.json"
 _LATER_STEP_WEIGHT = 0.8

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.errors import ModelError
 from actors.models.loader import ModelInfo
 
 _VOCAB_SIZE = 6144
+MAX_PARALLEL = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,15 @@ class DrafterRecipe:
     batch_tokens: int = 1024  # prompt and answer tokens of a batch, padding included
     learning_rate: float = 3e-3
     seed: int = 0
+    parallel: int = 1  # tokens guessed in one forward; more than 1: by mask tokens
+    # With mask tokens: the share of places with a row for a guess of depth d + 1 among those with one of depth d
+    retention: float = 0.6
 
 
 TRAINING_RECIPE = DrafterRecipe(text_tokens=128_000, epochs=6)  # for a long training
+# One forward a draft leaves time for more layers.
+PARALLEL_RECIPE = DrafterRecipe(layers=4, parallel=8)
+PARALLEL_TRAINING_RECIPE = replace(TRAINING_RECIPE, layers=6, parallel=8)
 
 
 @dataclass(frozen=True, slots=True)

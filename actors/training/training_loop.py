@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from actors.errors import ModelError
+from actors.options import Dtype
 from actors.training.training_checkpoint import TrainingCheckpoint, TrainingPaused
 
 if TYPE_CHECKING:
@@ -81,3 +83,19 @@ def run_steps(
 def _learning_rate_share(step: int, total: int) -> float:
     """Linear warm-up over 20 steps, then a cosine down to 3 %."""
     return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / max(1, total))))
+
+
+def check_weights(of: str, weights: Iterable[torch.Tensor], learning_rate: float) -> None:
+    """Raises ModelError when weights are not finite, so that a diverged training replaces nothing."""
+    if not all(bool(tensor.isfinite().all()) for tensor in weights if tensor.is_floating_point()):
+        raise ModelError(f"the training of the {of} has diverged; its learning_rate is {learning_rate}")
+
+
+def fast_dtype(device: str) -> Dtype:
+    """bfloat16 where the hardware multiplies it, else float32. Used for writing text and soft labels only."""
+    import torch
+
+    if device != "cpu":
+        return "bfloat16"
+    native = any(getattr(torch.cpu, test, bool)() for test in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return "bfloat16" if native else "float32"

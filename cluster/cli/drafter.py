@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,13 +15,20 @@ from actors.home import paceline_home
 from actors.models.catalog import resolve_model
 from actors.models.source import ModelSource
 from actors.training.drafter_build import (
-    CHAIN_LENGTH,
     BuildRun,
+    DrafterCard,
     DrafterExists,
     build_drafter,
     default_drafter_dir,
 )
-from actors.training.recipes import TRAINING_RECIPE, DrafterRecipe, HeadRecipe
+from actors.training.recipes import (
+    MAX_PARALLEL,
+    PARALLEL_RECIPE,
+    PARALLEL_TRAINING_RECIPE,
+    TRAINING_RECIPE,
+    DrafterRecipe,
+    HeadRecipe,
+)
 from actors.training.seed_prompts import read_prompts
 from cluster.cli.progress import progress_bars, progress_in_file
 
@@ -43,6 +51,16 @@ DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same result on the same machine.")]
 
 
+ParallelOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        max=MAX_PARALLEL,
+        help=f"With --kind parallel: tokens that one forward guesses; by default {PARALLEL_RECIPE.parallel}.",
+    ),
+]
+
+
 def _defaults(name: str) -> str:
     return f"{getattr(_HEAD, name)} for a head, {getattr(TRAINING_RECIPE, name)} for a model"
 
@@ -50,8 +68,16 @@ def _defaults(name: str) -> str:
 @app.command()
 def build(
     target: TargetOption = "smollm2",
+    kind: Literal["model", "parallel"] = typer.Option(
+        "model", help="model: guesses one token a forward; parallel: guesses all tokens of a draft in one (PARD)."
+    ),
     out: Path | None = typer.Option(None, help="Directory to write; by default where `paceline serve` looks."),
-    layers: int = typer.Option(_DEFAULT.layers, help="Layers of the target to begin with."),
+    layers: int | None = typer.Option(
+        None,
+        help=f"Layers of the target to begin with; by default {_DEFAULT.layers}, or {PARALLEL_RECIPE.layers} with "
+        "--kind parallel.",
+    ),
+    parallel: ParallelOption = None,
     vocab: VocabOption = None,
     tokens: int = typer.Option(_DEFAULT.text_tokens, help="Tokens of text that the target writes for training."),
     epochs: int = typer.Option(_DEFAULT.epochs, help="Passes over that text."),
@@ -68,7 +94,10 @@ def build(
     """Make a small draft model out of the target itself, in a few minutes on a CPU, and print its directory."""
     questions = read_prompts(prompts) if prompts is not None else None
     tests = {evaluate.stem: read_prompts(evaluate)} if evaluate is not None else {}
-    recipe = DrafterRecipe(layers=layers, vocab_size=vocab, text_tokens=tokens, epochs=epochs, seed=seed)
+    _check_kind_options(kind, parallel=parallel)
+    recipe = _DEFAULT if kind == "model" else PARALLEL_RECIPE
+    recipe = replace(recipe, vocab_size=vocab, text_tokens=tokens, epochs=epochs, seed=seed)
+    recipe = replace(recipe, layers=layers or recipe.layers, parallel=parallel or recipe.parallel)
     _set_threads(threads)
     home = paceline_home()
     with progress_bars() if progress_file is None else progress_in_file(progress_file) as progress:
@@ -90,8 +119,7 @@ def build(
             return
     typer.echo(
         f"agrees with {card.target} on {card.agreement:.1%} of held-out tokens "
-        f"({card.agreement_before:.1%} before distillation), {card.tokens_per_round:.2f} tokens a round in chains of "
-        f"{CHAIN_LENGTH}, {card.seconds:.0f} s",
+        f"({card.agreement_before:.1%} before distillation), {_rounds(card)}, {card.seconds:.0f} s",
         err=True,
     )
     for name, agreement in card.evaluation.items():
@@ -101,16 +129,21 @@ def build(
 
 @app.command()
 def train(
-    kind: Literal["eagle3", "model"] = typer.Option(
-        "eagle3", help="eagle3: a head that runs beside the target; model: a draft model."
+    kind: Literal["eagle3", "model", "parallel"] = typer.Option(
+        "eagle3",
+        help="eagle3: a head that runs beside the target; model: a draft model; parallel: one that guesses all tokens "
+        "of a draft in one forward (PARD).",
     ),
     target: TargetOption = "smollm2",
     out: Path | None = typer.Option(
         None, help="Directory to write; by default eagle/ in $PACELINE_HOME, or where `paceline serve` looks."
     ),
     layers: int | None = typer.Option(
-        None, help=f"With --kind model: layers of the target to begin with; by default {TRAINING_RECIPE.layers}."
+        None,
+        help=f"Of a model: layers of the target to begin with; by default {TRAINING_RECIPE.layers}, or "
+        f"{PARALLEL_TRAINING_RECIPE.layers} with --kind parallel.",
     ),
+    parallel: ParallelOption = None,
     vocab: VocabOption = None,
     tokens: int | None = typer.Option(
         None, help=f"Tokens of text that the target writes for training; by default {_defaults('text_tokens')}."
@@ -134,19 +167,20 @@ def train(
 
     Interrupted, it goes on from its last checkpoint when called again with the same options.
     """
-    if kind == "model" and unroll is not None:
-        raise InvalidRequest("--unroll", unroll, "it belongs to --kind eagle3")
-    if kind == "eagle3" and layers is not None:
-        raise InvalidRequest("--layers", layers, "it belongs to --kind model")
+    _check_kind_options(kind, unroll=unroll, layers=layers, parallel=parallel)
     questions = read_prompts(prompts) if prompts is not None else None
     recipe: dict[str, Any] = {"vocab_size": vocab, "text_tokens": tokens, "epochs": epochs}
     recipe |= {"learning_rate": learning_rate, "seed": seed, "layers": layers, "unroll": unroll}
+    recipe |= {"parallel": parallel}
     recipe = {name: value for name, value in recipe.items() if value is not None}
     _set_threads(threads)
 
     from actors.training.training_checkpoint import TrainingPaused
 
-    run = _train_head if kind == "eagle3" else _train_model
+    if kind == "eagle3":
+        run = _train_head
+    else:
+        run = partial(_train_model, TRAINING_RECIPE if kind == "model" else PARALLEL_TRAINING_RECIPE)
     try:
         with progress_bars() as progress:
             source = resolve_model(target, paceline_home(), progress)
@@ -158,6 +192,25 @@ def train(
         return
     typer.echo(f"held-out acceptance {figures}", err=True)
     typer.echo(directory)
+
+
+def _check_kind_options(
+    kind: str, *, unroll: int | None = None, layers: int | None = None, parallel: int | None = None
+) -> None:
+    """Raises InvalidRequest for an option of another kind."""
+    if unroll is not None and kind != "eagle3":
+        raise InvalidRequest("--unroll", unroll, "it belongs to --kind eagle3")
+    if layers is not None and kind == "eagle3":
+        raise InvalidRequest("--layers", layers, "it belongs to --kind model and parallel")
+    if parallel is not None and kind != "parallel":
+        raise InvalidRequest("--parallel", parallel, "it belongs to --kind parallel")
+
+
+def _rounds(card: DrafterCard) -> str:
+    text = f"{card.tokens_per_round:.2f} tokens a round in chains of {card.chain_length}"
+    if card.agreement_by_depth:
+        text += f" (by depth: {', '.join(f'{share:.1%}' for share in card.agreement_by_depth)})"
+    return text
 
 
 def _set_threads(threads: int) -> None:
@@ -184,6 +237,7 @@ def _train_head(
 
 
 def _train_model(
+    default: DrafterRecipe,
     source: ModelSource,
     out: Path | None,
     recipe: dict[str, Any],
@@ -195,8 +249,7 @@ def _train_model(
     """Returns the directory and the measured acceptance as text."""
     directory = out if out is not None else default_drafter_dir(paceline_home(), source)
     how = BuildRun(resumable=True, steps=steps)
-    card = build_drafter(source, directory, replace(TRAINING_RECIPE, **recipe), prompts=questions, run=how, **options)
+    card = build_drafter(source, directory, replace(default, **recipe), prompts=questions, run=how, **options)
     return directory, (
-        f"{card.agreement:.1%} ({card.agreement_before:.1%} before distillation): "
-        f"{card.tokens_per_round:.2f} tokens a round in chains of {CHAIN_LENGTH}, {card.seconds:.0f} s"
+        f"{card.agreement:.1%} ({card.agreement_before:.1%} before distillation): {_rounds(card)}, {card.seconds:.0f} s"
     )

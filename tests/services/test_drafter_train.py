@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from actors.models.loader import load_draft_model
 from actors.models.source import ModelSource
 from actors.training import training_checkpoint
-from actors.training.drafter_build import CARD_FILE, BuildRun, build_drafter, tokens_per_round
+from actors.training.drafter_build import CARD_FILE, BuildRun, build_drafter
+from actors.training.drafter_trainer import tokens_per_round
 from actors.training.recipes import DrafterRecipe
 from actors.training.training_checkpoint import TrainingCheckpoint
 from cluster.cli.app import app

@@ -1,0 +1,82 @@
+"""Training of parallel draft models: rows with mask tokens are those of a plain forward, and chains get as long as
+they should."""
+
+import numpy as np
+import pytest
+import torch
+
+from actors.training.parallel_rows import lay_out, random_lengths
+from actors.training.parallel_trainer import ParallelTrainer, parallel_tokens_per_round
+from actors.training.recipes import DrafterRecipe
+from actors.training.target_text import Answer
+from paceline_testing.tiny_models import make_tiny_model
+
+VOCAB, HIDDEN = 61, 64
+
+
+def answer(num_prompt: int, count: int, seed: int) -> Answer:
+    generator = torch.Generator().manual_seed(seed)
+    token_ids = torch.randint(VOCAB, (num_prompt + count,), generator=generator)
+    hidden = torch.randn((count, HIDDEN), generator=generator)
+    return Answer(token_ids, num_prompt, hidden, token_ids[num_prompt:].clone())
+
+
+ANSWERS = [answer(3, 6, 1), answer(7, 1, 2), answer(1, 4, 3)]
+
+
+def trainer_of(kind: str = "llama", parallel: int = 4) -> ParallelTrainer:
+    model = make_tiny_model(kind, seed=3, vocab_size=VOCAB, layers=2, hidden_size=HIDDEN)  # type: ignore[arg-type]
+    return ParallelTrainer(model, torch.arange(VOCAB), DrafterRecipe(parallel=parallel), "cpu")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_states_are_those_of_a_plain_forward_with_mask_tokens_after_each_text(kind):
+    trainer = trainer_of(kind)
+    lengths = [torch.tensor([3, 0, 2, 9, 1, 5]), torch.tensor([4]), torch.tensor([1, 3, 0, 2])]
+    rows = lay_out(ANSWERS, lengths)
+    found = trainer._states_of(rows).detach()
+    embed, decoder = trainer._draft.get_input_embeddings(), trainer._draft.get_decoder()
+    wanted, places = [], []
+    first = 0
+    for text, one in zip(ANSWERS, lengths, strict=True):
+        count = text.num_answer_tokens
+        tails = []
+        for place in range(count):
+            length = min(int(one[place]), count - 1 - place)  # chains end with the answer
+            real = embed(text.token_ids[: text.num_prompt_tokens + place])
+            masks = trainer._mask_embedding.detach().expand(length, -1)
+            with torch.no_grad():
+                state = decoder(inputs_embeds=torch.cat([real, masks])[None]).last_hidden_state[0]
+            wanted.append(state[-1 - length])
+            places.append(first + place)
+            tails += [(state[-length + depth], first + place + depth + 1) for depth in range(length)]
+        wanted += [state for state, _ in tails]
+        places += [place for _, place in tails]
+        first += count
+    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-4, rtol=0)
+    assert rows.places.tolist() == places
+
+
+def test_chains_are_kept_with_the_retention():
+    lengths = random_lengths(20_000, 7, 0.6, torch.Generator().manual_seed(1)).numpy()
+    assert lengths.max() == 7
+    for depth in range(1, 8):
+        assert np.mean(lengths >= depth) == pytest.approx(0.6**depth, abs=0.015)
+    assert random_lengths(5, 7, 1.0, torch.Generator()).tolist() == [7] * 5
+
+
+def test_a_step_teaches_layers_readout_and_the_mask_token():
+    trainer = trainer_of()
+    before = [parameter.detach().clone() for parameter in (trainer._mask_embedding, trainer._readout)]
+    first = trainer._loss(ANSWERS, seed=5).item()
+    trainer.distil(ANSWERS, lambda *progress: None)
+    assert trainer._loss(ANSWERS, seed=5).item() < first
+    for old, new in zip(before, (trainer._mask_embedding, trainer._readout), strict=True):
+        assert not torch.equal(old, new)
+
+
+def test_tokens_of_a_round_are_the_right_guesses_in_a_row_and_one_more():
+    yes, no = True, False
+    assert parallel_tokens_per_round([[[yes, no], [no], [no, yes], [yes]]]) == 4 / 3
+    assert parallel_tokens_per_round([[[no]] * 3, [[yes, yes, yes]] * 4]) == 7 / 4
+    assert parallel_tokens_per_round([]) == 1.0
