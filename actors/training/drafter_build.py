@@ -52,7 +52,7 @@ class DrafterCard:
     tokens_per_round: float  # held out, drafted greedily in chains of `chain_length` tokens
     chain_length: int
     # Of a parallel model: agreement of its guess of the first, second, ... token after a text, held out
-    agreement_by_depth: tuple[float, ...]
+    agreement_by_depth: list[float]
     evaluation: dict[str, float]  # agreement on other prompts, where some were given
     seconds: float
 
@@ -145,7 +145,7 @@ def build_drafter(
             coverage=round(agreement.coverage, 4),
             tokens_per_round=round(agreement.tokens_per_round, 3),
             chain_length=trainer.chain_length,
-            agreement_by_depth=tuple(round(share, 4) for share in agreement.by_depth),
+            agreement_by_depth=[round(share, 4) for share in agreement.by_depth],
             evaluation={name: round(trainer.agreement(answers).share, 4) for name, answers in evaluations.items()},
             seconds=round(time.monotonic() - started, 1),
         )

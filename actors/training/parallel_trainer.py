@@ -28,8 +28,9 @@ class ParallelTrainer(DrafterTrainer):
 
         super().__init__(draft, token_ids, recipe, device)
         self.chain_length = recipe.parallel
-        embeddings = draft.get_input_embeddings().weight.detach()
-        self._mask_embedding = torch.nn.Parameter(embeddings.mean(0))
+        embeddings = draft.get_input_embeddings()
+        self._mask_embedding = torch.nn.Parameter(embeddings.weight.detach().mean(0))
+        self._embedding_scale = float(getattr(embeddings, "scalar_embed_scale", 1.0))  # of Gemma's
         self._more_parameters = [self._mask_embedding]
 
     def _training_states(self, answers: Sequence[Answer], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,15 +49,26 @@ class ParallelTrainer(DrafterTrainer):
 
         with torch.no_grad():
             real = self._draft.get_input_embeddings()(rows.token_ids.to(self._device))
-        masks = self._mask_embedding.expand(len(real), rows.num_masks, -1)
+        masks = (self._mask_embedding * self._embedding_scale).expand(len(real), rows.num_masks, -1)
         state = self._draft.get_decoder()(
             inputs_embeds=torch.cat([real, masks.to(real.dtype)], 1),
-            attention_mask=rows.visible.to(self._device),
+            attention_mask=self._attention_mask(rows),
             position_ids=rows.positions.to(self._device),
             use_cache=False,
         ).last_hidden_state
         chosen: torch.Tensor = state[rows.texts, rows.columns]
         return chosen
+
+    def _attention_mask(self, rows: ParallelRows) -> torch.Tensor | dict[str, torch.Tensor]:
+        """bool [B, 1, rows, columns], or one for each type of layer."""
+        config = self._draft.config
+        visible = rows.visible.to(self._device)
+        window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+        if window is None:
+            return visible
+        positions = rows.positions.to(self._device)[:, None]
+        near = visible & (positions[..., :, None] - positions[..., None, :] < window)
+        return near if types is None else {"full_attention": visible, "sliding_attention": near}
 
     def agreement(self, answers: Sequence[Answer]) -> Agreement:
         """Agreement at the first token after every text, and at each depth."""

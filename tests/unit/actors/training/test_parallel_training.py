@@ -4,12 +4,13 @@ they should."""
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from actors.training.parallel_rows import lay_out, random_lengths
 from actors.training.parallel_trainer import ParallelTrainer, parallel_tokens_per_round
 from actors.training.recipes import DrafterRecipe
 from actors.training.target_text import Answer
-from paceline_testing.tiny_models import make_tiny_model
+from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model
 
 VOCAB, HIDDEN = 61, 64
 
@@ -25,11 +26,11 @@ ANSWERS = [answer(3, 6, 1), answer(7, 1, 2), answer(1, 4, 3)]
 
 
 def trainer_of(kind: str = "llama", parallel: int = 4) -> ParallelTrainer:
-    model = make_tiny_model(kind, seed=3, vocab_size=VOCAB, layers=2, hidden_size=HIDDEN)  # type: ignore[arg-type]
+    model = make_tiny_model(kind, seed=3, vocab_size=VOCAB, hidden_size=HIDDEN, sliding_window=4)  # type: ignore[arg-type]
     return ParallelTrainer(model, torch.arange(VOCAB), DrafterRecipe(parallel=parallel), "cpu")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_states_are_those_of_a_plain_forward_with_mask_tokens_after_each_text(kind):
     trainer = trainer_of(kind)
     lengths = [torch.tensor([3, 0, 2, 9, 1, 5]), torch.tensor([4]), torch.tensor([1, 3, 0, 2])]
@@ -80,3 +81,22 @@ def test_tokens_of_a_round_are_the_right_guesses_in_a_row_and_one_more():
     assert parallel_tokens_per_round([[[yes, no], [no], [no, yes], [yes]]]) == 4 / 3
     assert parallel_tokens_per_round([[[no]] * 3, [[yes, yes, yes]] * 4]) == 7 / 4
     assert parallel_tokens_per_round([]) == 1.0
+
+
+@pytest.mark.parametrize("kind", TINY_KINDS)
+def test_a_saved_model_guesses_what_was_trained(kind, tmp_path):
+    trainer = trainer_of(kind, parallel=3)
+    text = answer(9, 5, 4)
+    rows = lay_out([text], [torch.tensor([2, 2, 2, 2, 2])])
+    wanted = torch.nn.functional.linear(trainer._states_of(rows), trainer._readout, trainer._bias).detach()
+    trainer.save(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    mask = model.config.pard_token
+    assert (mask, model.config.spd_type, model.config.vocab_size) == (VOCAB, "pard", VOCAB + 1)
+    ends = text.num_prompt_tokens + torch.arange(5)
+    found = torch.empty_like(wanted)
+    for row, (place, depth) in enumerate(zip(rows.places.tolist(), rows.depths.tolist(), strict=True)):
+        ids = [*text.token_ids[: ends[place - depth]].tolist(), *[mask] * depth]
+        with torch.no_grad():
+            found[row] = model(torch.tensor([ids])).logits[0, -1, :VOCAB]
+    torch.testing.assert_close(found, wanted, atol=0.3, rtol=0.02)  # saved in bfloat16
