@@ -18,6 +18,7 @@ from actors.training.drafter_trainer import tokens_per_round
 from actors.training.recipes import DrafterRecipe
 from actors.training.training_checkpoint import TrainingCheckpoint
 from cluster.cli.app import app
+from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"say {word} twice" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "may", "gum", "nut")]
@@ -132,9 +133,46 @@ def test_the_command_does_some_steps_at_a_time_and_says_what_is_left(source, tmp
     ("options", "said"),
     [
         (["--kind", "model", "--unroll", "3"], "--unroll is 3; it belongs to --kind eagle3"),
-        (["--layers", "3"], "--layers is 3; it belongs to --kind model"),
+        (["--layers", "3"], "--layers is 3; it belongs to --kind model and parallel"),
+        (["--kind", "model", "--parallel", "3"], "--parallel is 3; it belongs to --kind parallel"),
     ],
 )
 def test_an_option_of_the_other_kind_is_refused_before_a_model_is_looked_for(options, said):
     result = CliRunner().invoke(app, ["drafter", "train", "--target", "/no/such/model", *options])
     assert str(result.exception) == said
+
+
+def test_a_parallel_model_that_the_command_has_trained_drafts_for_its_target(source, tmp_path):
+    out, prompts = tmp_path / "d", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    # All layers: the first guess is then the target's own, but for the readout's ridge and its vocabulary.
+    command = [
+        "drafter",
+        "build",
+        "--kind",
+        "parallel",
+        "--target",
+        str(source.path),
+        "--out",
+        str(out),
+        "--layers",
+        "2",
+    ]
+    command += ["--parallel", "3", "--prompts", str(prompts), "--tokens", "400", "--epochs", "1", "--threads", "1"]
+    threads = torch.get_num_threads()
+    try:
+        result = CliRunner().invoke(app, command)
+    finally:
+        torch.set_num_threads(threads)
+    assert (result.exit_code, result.stdout) == (0, f"{out}\n")
+    assert "tokens a round in chains of 3 (by depth: " in result.stderr
+    card = json.loads((out / CARD_FILE).read_text())
+    assert (card["chain_length"], len(card["agreement_by_depth"]), card["recipe"]["parallel"]) == (3, 3, 3)
+    assert card["agreement"] == card["agreement_by_depth"][0] > 0.3
+    local = LocalEngine(str(source.path), draft_model=str(out), drafters=("draft_model",), device="cpu", gamma=3)
+    drafted = local.generate(PROMPTS[:3], max_new_tokens=24)
+    plain = LocalEngine(str(source.path), drafters=("none",), draft_model="none", device="cpu")
+    assert [one.token_ids for one in drafted] == [
+        one.token_ids for one in plain.generate(PROMPTS[:3], max_new_tokens=24)
+    ]
+    assert sum(one.accepted_tokens.get("draft_model", 0) for one in drafted) > 0
