@@ -42,7 +42,7 @@ from actors.models.loader import (
     refuse_encoder,
     silence_unmapped_tokens,
 )
-from actors.models.parallel_draft import mask_token_of, silence_mask_token
+from actors.models.parallel_draft import kind_of, mask_token_of, silence_mask_token
 from actors.models.shards import check_unwrapped
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
@@ -175,6 +175,7 @@ def build_draft_engine(
     draft = load_draft_model(source, dtype, device, quantization=options.quantization)
     if mask_token is not None:
         silence_mask_token(draft.model, mask_token, draft.token_ids)
+        logger.info("draft model %s guesses all tokens of a draft in one forward (%s)", source.spec, kind_of(config))
     bytes_per_token = kv_bytes_per_token(config, draft.model.dtype, caches_latents=cache_latents(draft.model))
     tokens = options.kv_cache_tokens
     if tokens is None:

@@ -46,6 +46,13 @@ def mask_token_of(source: ModelSource, config: Any) -> int | None:
     return next(iter(found.values()))
 
 
+def kind_of(config: Any) -> str:
+    """What the configuration of a parallel draft model says of itself, for logs."""
+    if getattr(config, KIND_KEY, None) == "pard2":
+        return "PARD-2, without features of the target"
+    return "PARD"
+
+
 def silence_mask_token(model: PreTrainedModel, mask_token: int, token_ids: torch.Tensor | None) -> None:
     """Set the logit of the mask token to -inf, in place, so that it is never a guess. token_ids: see `DraftModel`."""
     import torch

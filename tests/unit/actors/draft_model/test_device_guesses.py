@@ -22,7 +22,13 @@ SAMPLINGS = [
 ]
 
 
-def drafts(attention: str, device: torch.device, samplings: list[SamplingParams], vocab_map: torch.Tensor | None):
+def drafts(
+    attention: str,
+    device: torch.device,
+    samplings: list[SamplingParams],
+    vocab_map: torch.Tensor | None,
+    mask_token: int | None = None,
+):
     """Trees of two rounds: after a prompt, and after tokens that the drafts foresaw or not."""
     columns = VOCAB if vocab_map is None else len(vocab_map)
     model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
@@ -32,7 +38,7 @@ def drafts(attention: str, device: torch.device, samplings: list[SamplingParams]
     model.requires_grad_(False)
     if vocab_map is not None:
         vocab_map = vocab_map.to(device)
-    engine = DraftEngine(model.to(device), EngineOptions(256, 4, attention=attention), vocab_map)
+    engine = DraftEngine(model.to(device), EngineOptions(256, 4, attention=attention), vocab_map, mask_token=mask_token)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 23, 17, 9)]
     found = []
@@ -56,6 +62,12 @@ def test_trees_are_the_same_for_all_kinds_of_sampling(triton_device, vocab_map):
     wanted = drafts("padded", triton_device, SAMPLINGS, vocab_map)
     assert sum(len(tokens) for tokens, _ in wanted) > 30
     assert drafts("triton_tree", triton_device, SAMPLINGS, vocab_map) == wanted
+
+
+def test_trees_of_a_parallel_model_are_the_same(triton_device):
+    wanted = drafts("padded", triton_device, SAMPLINGS, None, mask_token=60)
+    assert sum(len(tokens) for tokens, _ in wanted) > 30
+    assert drafts("triton_tree", triton_device, SAMPLINGS, None, mask_token=60) == wanted
 
 
 def test_sequences_under_the_rejection_rule_are_drafted_for_among_others(triton_device):

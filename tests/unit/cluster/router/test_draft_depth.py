@@ -54,6 +54,13 @@ def test_what_costs_nothing_is_drafted_to_the_end_and_what_never_pays_is_not():
     assert depth.min_confidence(50.0, 1, 0.2) > depth.min_confidence(50.0, 1, 0.0)
 
 
+def test_a_parallel_model_is_asked_for_all_that_the_target_has_rows_for():
+    depth = DraftDepth()
+    depth.observe_answer(0.01, 4, is_parallel=True)
+    assert depth.min_confidence(1e6, 1, 0.0) == 0.0
+    assert 0.0 < depth.min_confidence(1e6, 1, 0.1) < depth.min_confidence(1e6, 1, 0.3)
+
+
 @pytest.mark.parametrize("parents", [[1, -1], [-2, 0], [0, -1]])
 @pytest.mark.parametrize("confidence", [[0.5, 0.5], [float("nan"), 0.5]])
 def test_broken_trees_and_times_teach_nothing(parents, confidence):
