@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from actors.logs import ObservabilityConfig
 from actors.options import DraftPoolOptions, TargetGroupOptions
+from actors.pool_names import FIRST_POOL
 from actors.workers.autoscaling import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
@@ -23,6 +24,7 @@ from cluster.validation import describe
 
 MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
 NO_CACHE = "none"  # as `cache.url`
+_PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
 
 
@@ -46,6 +48,23 @@ class DraftConfig(DraftPoolOptions):
     """Whether `paceline serve` builds the drafter that `auto` means where it is missing."""
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0
     """Milliseconds that a round waits for drafts; then it goes on without them."""
+
+
+class DraftModelConfig(DraftPoolOptions):
+    """A draft model beside `draft`, and its workers."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """A prepared name, a directory, a .gguf file or a Hugging Face id."""
+    deadline_ms: Annotated[float, Field(gt=0)] = 200.0
+    """Milliseconds that a round waits for its drafts; then it goes on without them."""
+
+    @model_validator(mode="after")
+    def _is_there(self) -> DraftModelConfig:
+        if self.model in ("auto", "none"):
+            raise ValueError(f"model is {self.model}; it must name a model")
+        if not self.workers:
+            raise ValueError("workers is 0; it must be at least 1")
+        return self
 
 
 class SpeculationConfig(Options):
@@ -258,6 +277,12 @@ class ClusterConfig(Options):
 
     target: TargetConfig = TargetConfig()
     draft: DraftConfig = DraftConfig()
+    more_drafts: dict[_PoolName, DraftModelConfig] = Field(
+        default_factory=dict,
+        json_schema_extra={"additionalProperties": False, "propertyNames": {"not": {"const": "draft"}}},
+    )
+    """Further draft models by name, each with the keys of `draft` but `build`, and workers of its own. NAME's drafts
+    are those of the drafter draft_model.NAME. Rounds ask whichever pays most in their namespace."""
     speculation: SpeculationConfig = SpeculationConfig()
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     router: RouterConfig = RouterConfig()
@@ -265,6 +290,12 @@ class ClusterConfig(Options):
     tenants: TenantsConfig = TenantsConfig()
     cache: CacheConfig = CacheConfig()
     observability: ObservabilityConfig = ObservabilityConfig()
+
+    @model_validator(mode="after")
+    def _pools_differ(self) -> ClusterConfig:
+        if FIRST_POOL in self.more_drafts:
+            raise ValueError(f"more_drafts.{FIRST_POOL}: this is the name of the draft model that `draft` describes")
+        return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> ClusterConfig:

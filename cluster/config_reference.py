@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -30,25 +30,39 @@ def config_reference() -> str:
     return "\n".join([_HEAD, *_sections("", ClusterConfig())])
 
 
-def _sections(path: str, record: BaseModel) -> Iterator[str]:
-    """record: with its defaults."""
+def _sections(path: str, record: BaseModel, meaning: str = "") -> Iterator[str]:
+    """record: with its defaults; meaning: in place of what its class says."""
     kind = type(record)
     properties = kind.model_json_schema()["properties"]
     rows = []
     nested: list[tuple[str, BaseModel]] = []
+    mappings: list[tuple[str, str, BaseModel]] = []  # with the meaning of the key
     for name, field in kind.model_fields.items():
-        default = getattr(record, name)
+        default = getattr(record, name, ...)
         if isinstance(default, BaseModel):
             nested.append((f"{path}.{name}" if path else name, default))
             continue
-        meaning = _one_line(field.description).replace("|", "\\|")
-        value = json.dumps(default, default=str)
-        rows.append(f"| `{name}` | {_type_of(properties[name])} | `{value}` | {meaning} |")
+        told = _one_line(field.description).replace("|", "\\|")
+        if (named := _record_of_mapping(field.annotation)) is not None:
+            where = f"{path}.{name}" if path else name
+            mappings.append((f"{where}.NAME", told, named.model_construct()))
+            continue
+        value = "required" if default is ... else f"`{json.dumps(default, default=str)}`"
+        rows.append(f"| `{name}` | {_type_of(properties[name])} | {value} | {told} |")
     if path:
-        yield f"## `{path}`\n\n{_one_line(kind.__doc__)}\n"
+        yield f"## `{path}`\n\n{meaning or _one_line(kind.__doc__)}\n"
         yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
     for name, section in nested:
         yield from _sections(name, section)
+    for name, told, section in mappings:
+        yield from _sections(name, section, told)
+
+
+def _record_of_mapping(annotation: Any) -> type[BaseModel] | None:
+    """The record that a mapping of names to records holds; None: it is none."""
+    arguments = get_args(annotation) if get_origin(annotation) is dict else ()
+    kind = arguments[1] if arguments else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:

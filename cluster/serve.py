@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ray import serve
@@ -18,7 +18,7 @@ from actors.drafters.registry import (
     check_options,
     create_drafters,
     expand_drafters,
-    needs_draft_model,
+    source_of_pool,
 )
 from actors.drafters.retrieval import open_corpora
 from actors.errors import InvalidRequest, ModelError
@@ -36,7 +36,7 @@ from actors.models.loader import (
 )
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
-from actors.options import MTP_HEAD
+from actors.options import MTP_HEAD, DraftPoolOptions
 from actors.training.drafter_build import default_drafter_dir
 from actors.workers.directory import get_or_create_directory
 from actors.workers.draft_pool import draft_pool_application
@@ -45,7 +45,7 @@ from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
-from cluster.config import NO_CACHE, ClusterConfig, DraftConfig
+from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
@@ -62,6 +62,16 @@ _OUTCOMES_AHEAD = 8  # drafted for ahead by a GPU
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A draft model beside the first one."""
+
+    options: DraftModelConfig
+    source: ModelSource
+    device: str
+    has_own_vocabulary: bool  # then its drafts go by way of the text
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """Everything that is decided before Ray is touched: models found, devices chosen."""
 
@@ -74,21 +84,20 @@ class ClusterPlan:
     builds_drafter: bool
     access: TenantAccess
     draft_has_own_vocabulary: bool = False  # then its drafts go by way of the text
+    more_drafts: Mapping[str, PlannedDraft] = field(default_factory=dict)  # by name, those that a drafter asks
 
     @property
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
         groups = self.config.target.most_groups * (0.1 + self.config.target.tensor_parallel)
         drafts = 0.5 * self.config.draft.most_workers if self.draft is not None else 0.0
+        drafts += 0.5 * sum(draft.options.most_workers for draft in self.more_drafts.values())
         return groups + drafts + 0.1 * (self.config.target.most_groups + self.config.gateway.replicas) + 1.1
 
     @property
     def draft_ahead(self) -> int:
         """Outcomes of each draft that draft workers draft for before they are asked."""
-        ahead = self.config.draft.ahead
-        if ahead is None:
-            return 0 if self.draft_device == "cpu" else _OUTCOMES_AHEAD
-        return ahead
+        return _outcomes_ahead(self.config.draft, self.draft_device)
 
     @property
     def build_progress(self) -> Path | None:
@@ -100,7 +109,11 @@ class ClusterPlan:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Those that run; without a draft model, none that needs one."""
-        names = expand_drafters(self.config.speculation.drafters, has_head=self.config.target.eagle_head != "none")
+        names = expand_drafters(
+            self.config.speculation.drafters,
+            has_head=self.config.target.eagle_head != "none",
+            pools=tuple(self.config.more_drafts),
+        )
         return tuple(name for name in names if name not in (DRAFT_MODEL, OUROBOROS) or self.draft is not None)
 
 
@@ -124,6 +137,7 @@ def plan_cluster(
         config.speculation.drafters,
         has_head=head != "none",
         acceptance=config.speculation.acceptance,
+        pools=tuple(config.more_drafts),
         field="speculation.drafters",
     )
     if EAGLE in drafters and head == "none":
@@ -146,7 +160,7 @@ def plan_cluster(
     delta_bytes = 0 if config.cache.url == NO_CACHE else DELTA_BYTES
     _check_drafter_options(config.speculation.drafter_options, drafters, config.speculation.max_rows, delta_bytes)
     draft, builds_drafter = None, False
-    if needs_draft_model(drafters) and config.draft.workers > 0:
+    if any(name in drafters for name in (DRAFT_MODEL, OUROBOROS)) and config.draft.workers > 0:
         draft, builds_drafter = _draft_model(config.draft, source, info, home, progress)
         if draft is not None and config.draft.model != "auto" and OUROBOROS in drafters:
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
@@ -166,7 +180,40 @@ def plan_cluster(
         builds_drafter=builds_drafter,
         access=access,
         draft_has_own_vocabulary=has_own,
+        more_drafts={
+            name: _planned_draft(name, options, source, home, progress, choose)
+            for name, options in config.more_drafts.items()
+            if _is_asked(name, drafters)
+        },
     )
+
+
+def _is_asked(pool: str, drafters: tuple[str, ...]) -> bool:
+    """Raises InvalidRequest where other drafters are named, but not this draft model's: its workers would idle."""
+    if drafters and source_of_pool(pool) not in drafters:
+        limit = f"it must include {source_of_pool(pool)}, or auto, for more_drafts.{pool} to be used"
+        raise InvalidRequest("speculation.drafters", ", ".join(drafters), limit)
+    return bool(drafters)
+
+
+def _planned_draft(
+    name: str,
+    options: DraftModelConfig,
+    target: ModelSource,
+    home: Path,
+    progress: Progress,
+    choose: Callable[[str], str],
+) -> PlannedDraft:
+    device = choose(_device_of_ray(f"more_drafts.{name}.device", options.device))
+    check_attention(options, device)
+    source = resolve_model(options.model, home, progress)
+    return PlannedDraft(options, source, device, has_own_vocabulary(source, target))
+
+
+def _outcomes_ahead(options: DraftPoolOptions, device: str) -> int:
+    if options.ahead is None:
+        return 0 if device == "cpu" else _OUTCOMES_AHEAD
+    return options.ahead
 
 
 def _draft_model(
@@ -186,32 +233,49 @@ def _draft_model(
 def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:
     """The plan with the share of a GPU that each rank and draft worker takes. nodes: GPUs of each node of the cluster.
 
-    With target.gpus and draft.gpus given, nothing is compared: nodes may be added later. Raises ConfigError where there
-    are too few GPUs, which Ray would wait for silently.
+    With target.gpus and draft.gpus given, also of each of more_drafts, nothing is compared: nodes may be added later.
+    Raises ConfigError where there are too few GPUs, which Ray would wait for silently, and where gpus is given for some
+    draft models but not for others.
     """
     target, draft = plan.config.target, plan.config.draft
     on_gpu = plan.target_device.startswith("cuda")
-    drafts_on_gpu = plan.draft is not None and plan.draft_device.startswith("cuda")
-    if not (on_gpu or drafts_on_gpu) or (target.gpus is not None and draft.gpus is not None):
+    drafts: dict[str, DraftPoolOptions] = {
+        f"more_drafts.{name}": planned.options
+        for name, planned in plan.more_drafts.items()
+        if planned.device.startswith("cuda")
+    }
+    if plan.draft is not None and plan.draft_device.startswith("cuda"):
+        drafts = {"draft": draft, **drafts}
+    given = {options.gpus for options in drafts.values()} or {draft.gpus}
+    if len(given) > 1 and None in given:
+        raise ConfigError(f"gpus is given for some of {', '.join(drafts)}; give it for all of them, or for none")
+    draft_gpus = None if None in given else max(gpus for gpus in given if gpus is not None)
+    if not (on_gpu or drafts) or (target.gpus is not None and draft_gpus is not None):
         return plan
-    least = GpuDemand(target.groups * on_gpu, target.tensor_parallel, draft.workers * drafts_on_gpu)
-    most = GpuDemand(target.most_groups * on_gpu, target.tensor_parallel, draft.most_workers * drafts_on_gpu)
-    shares = share_gpus(nodes, least, most, target.gpus, draft.gpus)
+    fewest, most_workers = sum(o.workers for o in drafts.values()), sum(o.most_workers for o in drafts.values())
+    least = GpuDemand(target.groups * on_gpu, target.tensor_parallel, fewest)
+    most = GpuDemand(target.most_groups * on_gpu, target.tensor_parallel, most_workers)
+    shares = share_gpus(nodes, least, most, target.gpus, draft_gpus)
     if shares is None:
-        needed = needed_gpus(least, target.gpus, draft.gpus)
+        needed = needed_gpus(least, target.gpus, draft_gpus)
         ranks = target.tensor_parallel
         together = f", {ranks} of them on one node for each target group" if ranks > 1 else ""
         raise ConfigError(
             f"the configuration needs {needed} GPU(s){together}; this Ray cluster has {sum(nodes)} "
             f"on {len(nodes)} node(s). To wait for nodes that are added later, set target.gpus and draft.gpus"
         )
+    update = {} if draft_gpus is not None and len(given) > 1 else {"gpus": shares.draft}
     config = plan.config.model_copy(
         update={
             "target": target.model_copy(update={"gpus": shares.rank}),
-            "draft": draft.model_copy(update={"gpus": shares.draft}),
+            "draft": draft.model_copy(update=update),
         }
     )
-    return replace(plan, config=config)
+    more_drafts = {
+        name: replace(planned, options=planned.options.model_copy(update=update))
+        for name, planned in plan.more_drafts.items()
+    }
+    return replace(plan, config=config, more_drafts=more_drafts)
 
 
 def told_gpu_shares(plan: ClusterPlan) -> str | None:
@@ -283,13 +347,10 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
             observability=config.observability,
         )
     ]
-    if plan.draft is not None:
-        draft = DraftSettings(
-            source=plan.draft,
-            options=config.draft.model_copy(update={"device": plan.draft_device, "ahead": plan.draft_ahead}),
-            target=plan.target,
-        )
-        upstream.append(draft_pool_application(draft, DIRECTORY, config.autoscaling, config.observability))
+    upstream += [
+        draft_pool_application(draft, DIRECTORY, config.autoscaling, config.observability)
+        for draft in _draft_settings(plan)
+    ]
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
@@ -304,12 +365,28 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         promotion=promotion,
         observability=config.observability,
         build_progress=plan.build_progress,
+        more_drafts={name: planned.options for name, planned in plan.more_drafts.items()},
     )
     router = router_application(settings, *upstream, replicas=config.target.most_groups)
     model = served_model(plan)
     return gateway_application(
         router, str(plan.target.path), model, config.gateway, access=plan.access, observability=config.observability
     )
+
+
+def _draft_settings(plan: ClusterPlan) -> Iterator[DraftSettings]:
+    """Of each pool of draft workers."""
+    if plan.draft is not None:
+        update = {"device": plan.draft_device, "ahead": plan.draft_ahead}
+        yield DraftSettings(
+            plan.draft,
+            plan.config.draft.model_copy(update=update),
+            plan.target,
+            needs_lookahead=OUROBOROS in plan.drafters,
+        )
+    for name, planned in plan.more_drafts.items():
+        update = {"device": planned.device, "ahead": _outcomes_ahead(planned.options, planned.device)}
+        yield DraftSettings(planned.source, planned.options.model_copy(update=update), plan.target, pool=name)
 
 
 def served_model(plan: ClusterPlan) -> ServedModel:

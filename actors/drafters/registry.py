@@ -10,7 +10,7 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +19,7 @@ from actors.drafters._options import FIELD, checked_options
 from actors.drafters.contract import CpuDrafter
 from actors.errors import InvalidRequest
 from actors.messages import Acceptance, DraftMethod
+from actors.pool_names import FIRST_POOL
 
 if TYPE_CHECKING:
     from cache_service.automata.automata_index import AutomataIndex
@@ -69,7 +70,8 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
         if module.name not in _NOT_DRAFTERS and not module.name.startswith("_")
     )
 )
-# All sources by name. If several of a sequence's sources are on draft workers, the first one drafts.
+# All sources by name, without those of further pools. If several of a sequence's sources are on one pool of draft
+# workers, the first one drafts.
 SOURCES: Mapping[str, DraftSource] = MappingProxyType(
     {
         name: DraftSource(
@@ -83,6 +85,24 @@ SOURCES: Mapping[str, DraftSource] = MappingProxyType(
     | {source.name: source for source in _MODEL_SOURCES}
 )
 DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *sorted(source.name for source in _MODEL_SOURCES), *CPU_DRAFTER_NAMES)
+
+
+def source_of_pool(pool: str) -> str:
+    """Name of the source that a pool of draft workers serves."""
+    return DRAFT_MODEL if pool == FIRST_POOL else f"{DRAFT_MODEL}.{pool}"
+
+
+def pools_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The pools beside the first of which these drafters name the source."""
+    prefix = source_of_pool("")
+    return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def source_named(name: str) -> DraftSource | None:
+    """The source of that name, also of a further pool of draft workers; None: there can be none."""
+    if pools_of((name,)):
+        return replace(SOURCES[DRAFT_MODEL], name=name)
+    return SOURCES.get(name)
 
 
 def create_drafter(name: str, **options: object) -> CpuDrafter:
@@ -160,7 +180,7 @@ def _create_with(name: str, options: Mapping[str, object], given_by_engine: Mapp
 
 def needs_draft_model(names: Sequence[str]) -> bool:
     """Whether any of these expanded names runs on a draft model."""
-    return any(SOURCES[name].place == "draft_worker" for name in names)
+    return any(source is not None and source.place == "draft_worker" for source in map(source_named, names))
 
 
 def expand_drafters(
@@ -169,26 +189,30 @@ def expand_drafters(
     has_draft_model: bool = True,
     has_head: bool = False,
     acceptance: Acceptance = "coupled",
+    pools: Sequence[str] = (),
     field: str = "drafters",
 ) -> tuple[str, ...]:
     """The distinct drafters that a configuration or request names, in order.
 
     () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
-    the head and the draft model if they exist. Raises InvalidRequest naming `field` for unknown names, for "none"
-    beside others, and if no named drafter can draft under `acceptance`.
+    the head and the draft models if they exist. pools: names of the pools of draft workers beside the first. Raises
+    InvalidRequest naming `field` for unknown names, for "none" beside others, and if no named drafter can draft under
+    `acceptance`.
     """
+    of_pools = tuple(map(source_of_pool, pools))
     for name in names:
-        if name not in DRAFTER_NAMES:
-            raise InvalidRequest(field, name, f"known drafters are {', '.join(DRAFTER_NAMES)}")
+        if name not in DRAFTER_NAMES and name not in of_pools:
+            raise InvalidRequest(field, name, f"known drafters are {', '.join((*DRAFTER_NAMES, *of_pools))}")
     if NONE in names:
         if set(names) != {NONE}:
             raise InvalidRequest(field, ", ".join(names), f"{NONE} excludes every other drafter")
         return ()
-    can_draft = any(name == AUTO or SOURCES[name].under_rejection != "none" for name in names)
+    can_draft = any(name == AUTO or name in of_pools or SOURCES[name].under_rejection != "none" for name in names)
     if acceptance == "rejection" and names and not can_draft:
         idle = " and ".join(name for name, source in SOURCES.items() if source.under_rejection == "none")
         limit = f"under acceptance 'rejection' {idle} do not draft; name another, alone or with others, or {NONE}"
         raise InvalidRequest(field, ", ".join(names), limit)
     is_there = {"router": True, "target": has_head, "draft_worker": has_draft_model}
     auto = [source.name for source in SOURCES.values() if source.in_auto and is_there[source.place]]
+    auto += of_pools
     return tuple(dict.fromkeys(part for name in names for part in (auto if name == AUTO else [name])))

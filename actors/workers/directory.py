@@ -1,7 +1,7 @@
 """The registry of a cluster: worker addresses, the key pair of its routers, and which router has which target group.
 
 A plain `Directory` inside one named Ray actor. A restart gets the same key pair, an argument of the actor, and the
-numbers of workers that were set by hand, from Ray's store. Workers register again with their next heartbeat. If a new
+what was set by hand, from Ray's store. Workers register again with their next heartbeat. If a new
 directory has another key, the answer to that heartbeat tells the workers. Established links need no directory.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Generic, Literal, TypeAlias, TypeVar
 
+import msgspec
 import ray
 from ray.actor import ActorProxy
 from ray.exceptions import RayError
@@ -21,7 +22,9 @@ from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.keys import LinkAddress, LinkKeys
+from actors.pool_names import FIRST_POOL
 from actors.workers.demand import DraftDemand, TargetDemand, combined_drafts, combined_targets
+from actors.workers.model_changes import ModelTurns, WantedModel
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,17 @@ class WorkerEntry:
     incarnation: int
     link_drops: tuple[tuple[str, int], ...] = ()  # messages dropped by its link server so far, by reason
     is_leaving: bool = False  # it still answers, but must not be asked for more
-    model: str = ""  # a target's fingerprint
+    model: str = ""  # a target's fingerprint; what a draft worker's model is called
+    pool: str = FIRST_POOL  # of a draft worker
+    model_number: int = 0  # of a draft worker: `WantedModel.number` of the last one that it followed
+
+
+class SetByHand(msgspec.Struct):
+    """What `paceline scale` has set."""
+
+    groups: int = 0  # number of target groups; 0: as the load asks for
+    workers: dict[str, int] = {}  # number of draft workers by pool; 0: as the load asks for
+    models: dict[str, WantedModel] = {}  # by pool
 
 
 @dataclass(slots=True)
@@ -80,8 +93,9 @@ class Directory:
         self._records: dict[str, _Record] = {}
         self._claims: dict[str, _Claim] = {}  # by router id
         # By router id, with the time of arrival.
-        self._demands: dict[str, tuple[DraftDemand, TargetDemand | None, float]] = {}
-        self._held: dict[Role, int] = {}
+        self._demands: dict[str, tuple[Mapping[str, DraftDemand], TargetDemand | None, float]] = {}
+        self._by_hand = SetByHand()
+        self._turns = ModelTurns(ttl_s, clock)
 
     def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
         """Register or renew a worker. Returns the public keys of clients that its links must admit.
@@ -147,29 +161,59 @@ class Directory:
         """End the router's claim. Another router may claim the group at once."""
         self._claims.pop(router_id, None)
 
-    def tell_demand(self, router_id: str, drafts: DraftDemand, targets: TargetDemand | None = None) -> None:
-        """Store a router's demand on draft workers and, if it has one, on its target group, for `ttl_s` seconds."""
+    def tell_demand(
+        self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None = None
+    ) -> None:
+        """Store a router's demand on draft workers, by pool, and, if it has one, on its target group, for `ttl_s`
+        seconds."""
         self._demands[router_id] = drafts, targets, self._clock()
 
-    def hold(self, role: Role, number: int) -> None:
-        """Set the number of draft workers or target groups by hand. 0: as the load asks for."""
-        self._held[role] = number
+    def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
+        """Set the number of draft workers of a pool, or of target groups, by hand. 0: as the load asks for."""
+        if role == "target":
+            self._by_hand.groups = number
+        else:
+            self._by_hand.workers[pool] = number
 
-    def held(self, role: Role) -> int:
-        """The number that was set by hand. 0: none was."""
-        return self._held.get(role, 0)
+    def want_model(self, pool: str, spec: str) -> WantedModel:
+        """Have a pool's workers run this model, one after the other. "": the model of the configuration."""
+        wanted = WantedModel(spec, self.wanted_model(pool).number + 1)
+        self._by_hand.models[pool] = wanted
+        self._turns.forget_refusals(pool)
+        return wanted
 
-    def draft_demand(self) -> DraftDemand:
-        """Combined demand of the routers that reported within `ttl_s`, and the number set by hand."""
+    def wanted_model(self, pool: str) -> WantedModel:
+        return self._by_hand.models.get(pool, WantedModel())
+
+    def take_turn(self, pool: str, worker: str) -> bool:
+        """Whether this worker may change its model now: see `ModelTurns.take`."""
+        return self._turns.take(pool, worker)
+
+    def end_turn(self, pool: str, worker: str) -> None:
+        self._turns.end(pool, worker)
+
+    def refuse_model(self, pool: str, worker: str, number: int, reason: str) -> None:
+        """The worker could not load the wanted model of that number, and keeps the one it has."""
+        if number == self.wanted_model(pool).number:
+            self._turns.refuse(pool, worker, reason)
+
+    def refusals(self, pool: str) -> list[str]:
+        """Why workers could not load the model that is wanted, one reason a worker."""
+        return self._turns.refusals(pool)
+
+    def draft_demand(self, pool: str = FIRST_POOL) -> DraftDemand:
+        """Combined demand on a pool's workers of the routers that reported within `ttl_s`, and their number set by
+        hand."""
         self._expire()
-        return replace(combined_drafts(drafts for drafts, _, _ in self._demands.values()), held=self.held("draft"))
+        told = combined_drafts(drafts[pool] for drafts, _, _ in self._demands.values() if pool in drafts)
+        return replace(told, held=self._by_hand.workers.get(pool, 0))
 
     def target_demand(self) -> TargetDemand:
         """Combined demand of the routers that reported within `ttl_s` and have a target group, and the number set by
         hand."""
         self._expire()
         told = combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
-        return replace(told, held=self.held("target"))
+        return replace(told, held=self._by_hand.groups)
 
     def _is_leaving(self, worker_id: str) -> bool:
         record = self._records.get(worker_id)
@@ -188,21 +232,29 @@ class DirectoryActor(Directory):
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
         is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         super().__init__(client_keys, ttl_s, is_restarted=is_restarted)
-        if is_restarted:
-            for role in get_args(Role):
-                super().hold(role, int(internal_kv._internal_kv_get(_held_key(role), namespace=_KV_NAMESPACE) or 0))
+        stored = internal_kv._internal_kv_get(_by_hand_key(), namespace=_KV_NAMESPACE) if is_restarted else None
+        if stored is not None:
+            self._by_hand = msgspec.json.decode(stored, type=SetByHand)
 
-    def hold(self, role: Role, number: int) -> None:
-        internal_kv._internal_kv_put(_held_key(role), str(number).encode(), namespace=_KV_NAMESPACE)
-        super().hold(role, number)
+    def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
+        super().hold(role, number, pool)
+        self._keep()
+
+    def want_model(self, pool: str, spec: str) -> WantedModel:
+        wanted = super().want_model(pool, spec)
+        self._keep()
+        return wanted
+
+    def _keep(self) -> None:
+        internal_kv._internal_kv_put(_by_hand_key(), msgspec.json.encode(self._by_hand), namespace=_KV_NAMESPACE)
 
     def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
         """Polled by routers: the live workers, and the target group assigned to the router."""
         return self.workers(), self.claim_target(router_id, held, model)
 
 
-def _held_key(role: Role) -> bytes:
-    return f"{role}-{ray.get_runtime_context().get_actor_id()}".encode()
+def _by_hand_key() -> bytes:
+    return f"by-hand-{ray.get_runtime_context().get_actor_id()}".encode()
 
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]

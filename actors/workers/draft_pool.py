@@ -1,42 +1,52 @@
-"""The draft workers on Ray: a Serve deployment whose replicas are the workers."""
+"""The draft workers on Ray: a Serve deployment for each draft model, whose replicas are the workers."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import ray
 from ray import serve
-from ray.util import get_node_ip_address
+from ray.exceptions import RayError
 
-from actors.errors import Unavailable
+from actors.drafters.registry import OUROBOROS
+from actors.errors import ModelError, PacelineError, Unavailable
+from actors.home import paceline_home
+from actors.links.heartbeat import Heartbeat
 from actors.logs import ObservabilityConfig, configure_logging
+from actors.models.catalog import resolve_model
+from actors.pool_names import deployment_of
 from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, replica_options
 from actors.workers.demand import DraftDemand
-from actors.workers.directory import DemandReader, WorkerEntry
-from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
-from actors.workers.registration import Registration
+from actors.workers.directory import DemandReader, DirectoryHandle, find_directory
+from actors.workers.model_changes import WantedModel
+from actors.workers.quiet_watch import LONGEST_LEAVE_S
 from actors.workers.settings import DraftSettings
 
 if TYPE_CHECKING:
-    from actors.workers.draft_worker import DraftWorker
+    from actors.workers.registered_draft import RegisteredDraft
 
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 1.0
 _TURN_LIMIT_S = 120.0  # limit of a turn of the worker's loop: on a CPU, a long prompt takes many seconds
-_LEAVE_POLL_S = 0.05
+_DIRECTORY_S = 2.0
+_STOP_WITHIN_S = 5.0  # a model that is being loaded is not waited for
 
 
 class DraftReplica:
     """Serve deployment: waits for the draft model's directory, then serves the model and registers it.
 
     It handles no HTTP requests. Until the model exists, the cluster decodes without this worker. Before it stops, it
-    tells the routers, and answers until they send nothing more.
+    tells the routers, and answers until they send nothing more. It does the same before it loads another model, which
+    `paceline scale` may ask for, and then registers as another worker.
     """
 
     def __init__(
@@ -44,29 +54,33 @@ class DraftReplica:
     ) -> None:
         if observability is not None:
             configure_logging(observability, "draft")
-        self._settings = settings
+        self._configured = settings
         self._directory_name = directory_name
-        self._worker: DraftWorker | None = None
-        self._registration: Registration | None = None
+        self._directory: DirectoryHandle | None = None
+        self._name = secrets.token_hex(8)  # in the directory's turns
+        self._served: RegisteredDraft | None = None
+        self._followed = 0  # number of the last `WantedModel` that was loaded or refused
         self._error: str | None = None
-        self._demand = DemandReader(directory_name, lambda directory: directory.draft_demand.remote())
+        self._demand = DemandReader(directory_name, lambda directory: directory.draft_demand.remote(settings.pool))
         self._held = 0
         self._recorded = (time.monotonic(), 0.0)  # when the busy share was last recorded, and the busy time then
         self._stopping = threading.Event()
-        self._starting = threading.Thread(target=self._start, name="draft worker start", daemon=True)
-        self._starting.start()
+        self._thread = threading.Thread(target=self._run, name="draft model", daemon=True)
+        self._thread.start()
 
     def health(self) -> dict[str, object]:
-        batches = self._worker.loop.num_batches if self._worker is not None else 0
-        return {"process_id": os.getpid(), "serving": self._worker is not None, "num_batches": batches}
+        served = self._served
+        batches = served.worker.loop.num_batches if served is not None else 0
+        return {"process_id": os.getpid(), "serving": served is not None, "num_batches": batches}
 
     def check_health(self) -> None:
+        served = self._served
         if self._error is not None:
             raise Unavailable(f"draft worker: {self._error}")
-        if self._worker is not None and self._worker.failure is not None:
-            raise Unavailable(f"draft worker: {self._worker.failure}")
-        if self._worker is not None and self._worker.loop.turn_s > _TURN_LIMIT_S:
-            raise Unavailable(f"draft worker: its loop has stood still for {self._worker.loop.turn_s:.1f} s")
+        if served is not None and served.worker.failure is not None:
+            raise Unavailable(f"draft worker: {served.worker.failure}")
+        if served is not None and served.worker.loop.turn_s > _TURN_LIMIT_S:
+            raise Unavailable(f"draft worker: its loop has stood still for {served.worker.loop.turn_s:.1f} s")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Signals of `DraftPolicy`: this worker's busy share since the last call, the routers' demand, which is 0
@@ -83,43 +97,131 @@ class DraftReplica:
 
     def __del__(self) -> None:
         self._stopping.set()
-        if self._registration is not None:
-            self._registration.announce_leaving()
-            self._wait_until_quiet()
-            self._registration.leave()
-        if self._worker is not None:
-            self._worker.stop()
+        self._thread.join(_STOP_WITHIN_S)
+        if self._served is not None:
+            self._served.leave()
 
     def _busy_share(self) -> float:
-        now, busy_s = time.monotonic(), self._worker.loop.busy_total_s if self._worker is not None else 0.0
+        served = self._served
+        now, busy_s = time.monotonic(), served.worker.loop.busy_total_s if served is not None else 0.0
         (before, busy_before_s), self._recorded = self._recorded, (now, busy_s)
         return min(1.0, max(0.0, busy_s - busy_before_s) / max(now - before, 1e-3))
 
-    def _wait_until_quiet(self) -> None:
-        worker, watch = self._worker, QuietWatch()
-        while worker is not None and worker.failure is None:
-            if watch.is_over(worker.loop.num_batches, worker.loop.busy_s > 0.0):
-                return
-            time.sleep(_LEAVE_POLL_S)
-
-    def _start(self) -> None:
+    def _run(self) -> None:
         try:
-            path = Path(self._settings.source.path)
-            while not path.is_dir():
-                if self._stopping.wait(_LOOK_AGAIN_S):
-                    return
-            from actors.workers.draft_worker import DraftWorker  # only where a model is loaded: it takes seconds
-
-            started = time.monotonic()
-            incarnation = secrets.randbits(62)
-            worker = DraftWorker(self._settings, incarnation, get_node_ip_address())
-            entry = WorkerEntry("draft", f"draft-{incarnation:x}", worker.server.address, incarnation)
-            self._registration = Registration(self._directory_name, entry, worker.server)
-            self._worker = worker
-            logger.info("draft model %s serves after %.1f s", path, time.monotonic() - started)
+            while not self._stopping.is_set():
+                wanted = self._wanted()
+                if self._served is None:
+                    self._start(wanted)
+                elif wanted is not None and wanted.number != self._followed:
+                    self._follow(wanted, self._served)
+                self._stopping.wait(_LOOK_AGAIN_S)
         except Exception as error:
-            logger.exception("the draft worker could not start")
+            logger.exception("the draft worker could not load its model")
             self._error = f"{type(error).__name__}: {error}"
+
+    def _wanted(self) -> WantedModel | None:
+        """None while the directory does not answer."""
+        try:
+            if self._directory is None:
+                self._directory = find_directory(self._directory_name)
+            wanted: WantedModel = ray.get(
+                self._directory.wanted_model.remote(self._configured.pool), timeout=_DIRECTORY_S
+            )
+        except (RayError, ValueError, TimeoutError):
+            self._directory = None
+            return None
+        return wanted
+
+    def _start(self, wanted: WantedModel | None) -> None:
+        """Load the model that is wanted, else that of the configuration as soon as it is there."""
+        if wanted is not None and wanted.spec and wanted.number != self._followed:
+            try:
+                self._load(self._settings_of(wanted), wanted.number)
+            except Exception as error:
+                self._refuse(wanted, error)
+        elif self._configured.source.path.is_dir():
+            self._load(self._configured, self._followed if wanted is None else wanted.number)
+
+    def _load(self, settings: DraftSettings, number: int) -> None:
+        from actors.workers.registered_draft import RegisteredDraft  # only where a model is loaded: it takes seconds
+
+        self._served = RegisteredDraft(settings, self._directory_name, number)
+        self._followed = number
+
+    def _follow(self, wanted: WantedModel, served: RegisteredDraft) -> None:
+        """Change to the wanted model, if it is this worker's turn."""
+        if (wanted.spec or self._configured.source.spec) == served.settings.source.spec:
+            served.renumber(wanted.number)
+            self._followed = wanted.number
+            return
+        if not self._has_turn():
+            return
+        turn = Heartbeat(self._has_turn, _LOOK_AGAIN_S, "turn to change the draft model")
+        try:
+            self._change(wanted, served.settings)
+        finally:
+            turn.stop()
+            self._tell("end_turn", self._name)
+
+    def _change(self, wanted: WantedModel, before: DraftSettings) -> None:
+        """Raises what loading the model raises that was there before."""
+        try:
+            settings = self._settings_of(wanted)  # what is no model is refused without a pause
+        except Exception as error:
+            self._refuse(wanted, error)
+            return
+        number = self._followed
+        self._unload()
+        try:
+            self._load(settings, wanted.number)
+        except Exception as error:
+            self._unload()
+            self._load(before, number)
+            self._refuse(wanted, error)
+
+    def _settings_of(self, wanted: WantedModel) -> DraftSettings:
+        """Raises ModelError where there is no such model, or it cannot draft here."""
+        from actors.models.loader import read_model_info, refuse_encoder
+
+        source = self._configured.source
+        if wanted.spec:
+            source = resolve_model(wanted.spec, paceline_home())
+        elif not source.path.is_dir():
+            raise ModelError(f"draft model {source.spec!r}: {source.path} is not there yet")
+        read_model_info(source)
+        if self._configured.needs_lookahead:
+            refuse_encoder(source, f"drafter {OUROBOROS!r}")
+        return replace(self._configured, source=source)
+
+    def _unload(self) -> None:
+        """End the worker and give back its memory."""
+        served, self._served = self._served, None
+        if served is not None:
+            served.leave()
+        del served
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def _refuse(self, wanted: WantedModel, error: Exception) -> None:
+        reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        logger.error("draft model %r cannot be loaded: %s", wanted.spec, reason, exc_info=error)
+        self._followed = wanted.number
+        self._tell("refuse_model", self._name, wanted.number, reason)
+
+    def _has_turn(self) -> bool:
+        return bool(self._tell("take_turn", self._name))
+
+    def _tell(self, method: str, *arguments: object) -> object:
+        """The directory's answer; None if there is none."""
+        try:
+            directory = self._directory or find_directory(self._directory_name)
+            call = getattr(directory, method).remote(self._configured.pool, *arguments)
+            return ray.get(call, timeout=_DIRECTORY_S)
+        except (RayError, ValueError, TimeoutError):
+            return None
 
 
 def draft_pool_application(
@@ -137,12 +239,12 @@ def draft_pool_application(
         "min_gain": scaling.draft_min_gain,
     }
     deployment = serve.deployment(DraftReplica).options(
-        name="DraftPool",
+        name=deployment_of(settings.pool),
         **replica_options(options.workers, options.most_workers, scaling=scaling, policy=DraftPolicy, limits=limits),
         ray_actor_options={"num_cpus": 0.5, "num_gpus": gpus},
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
-        graceful_shutdown_timeout_s=LONGEST_LEAVE_S + 10.0,
+        graceful_shutdown_timeout_s=LONGEST_LEAVE_S + _STOP_WITHIN_S + 10.0,
     )
     return deployment.bind(settings, directory_name, observability)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayError
@@ -36,7 +37,11 @@ class Registration:
 
     def announce_leaving(self) -> None:
         """Tell routers to send nothing more to this worker. It answers until they notice."""
-        self._entry = replace(self._entry, is_leaving=True)
+        self.update(is_leaving=True)
+
+    def update(self, **fields: Any) -> None:
+        """Change fields of the entry, and tell the directory at once if it answers."""
+        self._entry = replace(self._entry, **fields)
         with contextlib.suppress(RayError, ValueError):
             self._renew()
 

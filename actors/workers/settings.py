@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from actors.engine.options import RoundLimits
 from actors.models.source import ModelSource
 from actors.options import DraftPoolOptions, TargetGroupOptions
+from actors.pool_names import FIRST_POOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +25,5 @@ class DraftSettings:
     source: ModelSource
     options: DraftPoolOptions  # with the device chosen; `ahead` None is 0
     target: ModelSource | None = None  # for its tokenizer; None: the vocabularies are equal
+    pool: str = FIRST_POOL  # the pool that its worker belongs to
+    needs_lookahead: bool = False  # it drafts for ouroboros, too

@@ -130,6 +130,11 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         missing = config.draft.model == "auto" and not config.draft.build and config.draft.workers > 0
         advice = f"; run: paceline drafter build --target {config.target.model}" if missing else ""
         typer.echo(f"draft   no draft model{advice}")
+    for name, planned in plan.more_drafts.items():
+        state = ", with a vocabulary of its own" if planned.has_own_vocabulary else ""
+        typer.echo(
+            f"draft   {name}: {planned.source.path}, {planned.options.workers} worker(s) on {planned.device}{state}"
+        )
     if stop.is_set():
         return
     start_ray(plan.num_cpus, address)

@@ -27,7 +27,7 @@ from actors.drafters.registry import (
     OUROBOROS,
     create_drafters,
     expand_drafters,
-    needs_draft_model,
+    source_of_pool,
 )
 from actors.engine.beam_search import search_beams
 from actors.engine.target_engine import TargetEngine
@@ -49,6 +49,8 @@ from actors.messages import (
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import ModelInfo, choose_device, load_tokenizer, read_model_info, refuse_encoder
 from actors.models.source import ModelSource
+from actors.options import DraftOptions
+from actors.pool_names import FIRST_POOL
 from actors.training.drafter_build import resolve_draft_model
 from actors.workers.gpu_shares import GpuDemand, share_gpus
 from actors.workers.gpus import on_device
@@ -74,7 +76,6 @@ logger = logging.getLogger(__name__)
 OnRound = Callable[[RoundTrace], None]
 
 MAX_BEAMS = 64
-_DRAFT_WORKER = "local"
 _CATCH_UP_TICKS = 64  # about a millisecond each
 _ROUTER_SECONDS = 0.001  # the router's part of a round in simulated time
 
@@ -181,13 +182,18 @@ class LocalEngine:
         self.drafter_names = _drafter_names(config, source, draft_source)
         drafters = self._cpu_drafters(config, cache)
         speculation = _speculation(config.speculation, self.drafter_names, drafters)
-        has_draft_model = needs_draft_model(self.drafter_names) and draft_source is not None
-        if has_draft_model and config.target.device == config.draft.device:
-            config = _share_gpu(config)
+        drafts: dict[str, tuple[DraftOptions, ModelSource]] = {}  # by pool
+        if draft_source is not None and _needs_first_draft(self.drafter_names):
+            drafts[FIRST_POOL] = config.draft, draft_source
+        for pool, draft in config.more_drafts.items():
+            if source_of_pool(pool) in self.drafter_names:
+                drafts[pool] = draft, resolve_model(draft.model, home, progress)
+        config, gpu_share = _share_gpu(config, [options.device for options, _ in drafts.values()])
         self.target = _build_target(config, source, self.drafter_names)
-        self._draft: DraftEngine | RetokenizedDraftEngine | None = None
-        if has_draft_model and draft_source is not None:
-            self._draft = _build_draft(config, draft_source, source)
+        self._drafts = {
+            pool: _build_draft(options.model_copy(update={"gpus": options.gpus or gpu_share}), draft, source)
+            for pool, (options, draft) in drafts.items()
+        }
         self.acceptance = config.speculation.acceptance
         self.max_draft_tokens = config.speculation.max_draft_tokens
         self._batch_size = config.router.max_running
@@ -221,10 +227,11 @@ class LocalEngine:
         """info: of the target."""
         shared = SharedLearning(cache, None if cache is None else cache.share_counts(drafters))
         router = config.router.model_copy(update={"max_waiting": config.router.max_running})
-        shape = DraftShape(config.draft.gamma, config.draft.branch)
-        core = RouterCore(info, router, speculation, drafters, draft_shape=shape, shared=shared)
-        if self._draft is not None:
-            core.set_draft_workers([_DRAFT_WORKER])
+        options = {FIRST_POOL: config.draft, **config.more_drafts}
+        shapes = {pool: DraftShape(draft.gamma, draft.branch) for pool, draft in options.items()}
+        core = RouterCore(info, router, speculation, drafters, draft_shapes=shapes, shared=shared)
+        for pool in self._drafts:
+            core.set_draft_workers([pool], pool)
         return core
 
     def _cpu_drafters(self, config: ClusterConfig, cache: SharedCache | None) -> dict[str, CpuDrafter]:
@@ -490,13 +497,13 @@ class LocalEngine:
                 self._inboxes[event.request_id].append(event)
 
     def _ask_draft_model(self, worker_id: str, batch: DraftBatch) -> DraftResult | None:
-        """Drafts, or None if the draft model fails; the round then goes on without them."""
-        assert self._draft is not None
+        """Drafts, or None if the draft model fails; the round then goes on without them. worker_id: the pool."""
+        draft = self._drafts[worker_id]
         try:
-            with on_device(self._draft.device):
-                return self._draft.draft(batch)
+            with on_device(draft.device):
+                return draft.draft(batch)
         except BaseException as error:
-            self._draft.clear()
+            draft.clear()
             if not isinstance(error, Exception):
                 raise
             logger.warning("the draft model failed; the round goes on without it", exc_info=True)
@@ -541,8 +548,9 @@ def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: Mod
         has_draft_model=draft_source is not None,
         has_head=has_head,
         acceptance=config.speculation.acceptance,
+        pools=tuple(config.more_drafts),
     )
-    if needs_draft_model(names) and draft_source is None:
+    if _needs_first_draft(names) and draft_source is None:
         name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
         build = f"; run: paceline drafter build --target {source.spec}" if config.draft.model == "auto" else ""
         raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {config.draft.model!r}{build}")
@@ -551,6 +559,10 @@ def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: Mod
     if EAGLE in names and not has_head:
         raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
     return names
+
+
+def _needs_first_draft(names: tuple[str, ...]) -> bool:
+    return DRAFT_MODEL in names or OUROBOROS in names
 
 
 def _speculation(
@@ -564,13 +576,14 @@ def _speculation(
     return config.model_copy(update={"drafters": names or ("none",), "max_rows": max_rows})
 
 
-def _share_gpu(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with shares of one GPU for both models; without meaning on a CPU."""
-    shares = share_gpus([1], GpuDemand(1, 1, 1), GpuDemand(1, 1, 1), config.target.gpus, config.draft.gpus)
+def _share_gpu(config: ClusterConfig, draft_devices: Sequence[str]) -> tuple[ClusterConfig, float | None]:
+    """The configuration with the target's share of the GPU that it is on together with draft models, and the share of
+    each of these; without meaning on a CPU. None: as configured."""
+    demand = GpuDemand(1, 1, sum(device == config.target.device for device in draft_devices))
+    shares = share_gpus([1], demand, demand, config.target.gpus, config.draft.gpus) if demand.workers else None
     if shares is None:
-        return config
-    target = config.target.model_copy(update={"gpus": shares.rank})
-    return config.model_copy(update={"target": target, "draft": config.draft.model_copy(update={"gpus": shares.draft})})
+        return config, None
+    return config.model_copy(update={"target": config.target.model_copy(update={"gpus": shares.rank})}), shares.draft
 
 
 def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, ...]) -> TargetEngine:
@@ -580,8 +593,8 @@ def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, 
 
 
 def _build_draft(
-    config: ClusterConfig, source: ModelSource, target: ModelSource
+    options: DraftOptions, source: ModelSource, target: ModelSource
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Without drafting ahead: this process does nothing else while the target verifies."""
-    with on_device(torch.device(choose_device(config.draft.device))):
-        return build_draft_engine(source, config.draft.model_copy(update={"ahead": 0}), target=target)
+    with on_device(torch.device(choose_device(options.device))):
+        return build_draft_engine(source, options.model_copy(update={"ahead": 0}), target=target)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import jinja2
 import numpy as np
 
-from actors.drafters.registry import AUTO, NONE, expand_drafters
+from actors.drafters.registry import AUTO, NONE, expand_drafters, pools_of
 from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
 from actors.messages import Acceptance, GenerationRequest, WorkerInfo
@@ -120,7 +120,7 @@ class LocalRequests:
     def _check_drafters(self, names: tuple[str, ...] | None) -> None:
         if names is None:
             return
-        expand_drafters(names, acceptance=self._acceptance)
+        expand_drafters(names, acceptance=self._acceptance, pools=pools_of(self._drafter_names))
         for name in names:
             if name not in (AUTO, NONE, *self._drafter_names):
                 have = ", ".join(self._drafter_names) or "none"

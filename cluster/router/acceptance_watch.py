@@ -35,6 +35,13 @@ class AcceptanceWatch:
         """Whether the last block of drafts was accepted far less often than those before, by source name."""
         return dict(zip(self._names, self._collapsed.tolist(), strict=True))
 
+    def forget(self, source: int) -> None:
+        """Drop what is usual for a source: the model behind it is another one."""
+        self._sums[:, source] = 0
+        self._usual[:, source] = 0.0
+        self._num_blocks[source] = 0
+        self._collapsed[source] = False
+
     def observe(self, verified: npt.NDArray[np.int32], accepted: npt.NDArray[np.int32]) -> None:
         """Nodes that a round verified and accepted, shape [entries, sources]."""
         self._sums[0] += np.count_nonzero(verified, axis=0)

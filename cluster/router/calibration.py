@@ -84,6 +84,14 @@ class Calibration:
         self._rounds[group] = 0
         self._fitted_weight[group] = 0.0
 
+    def forget_curves(self, curves: Iterable[int]) -> None:
+        """Reset these curves in every group."""
+        for group in range(len(self._rounds)):
+            own = self._of(group)
+            for curve in curves:
+                own[curve] = _new_curves(1)[0]
+            self._fitted_weight[group] = _weight(own)
+
     def probability(self, curve: int, confidence: float) -> float:
         """The acceptance probability of one node. The planner's kernels read the curves themselves."""
         return float(np.interp(confidence, KNOTS, self.curves["level"][curve]))
@@ -239,14 +247,18 @@ class SourceCalibration:
     by_sources: for merged nodes. Curve s is for nodes that source s proposes and others do not, curve num_sources for
     nodes of several sources. Curve num_sources + 1 + s is for sequences for which only source s may draft: a source's
     nodes that others do not propose are worse than its average.
-    chain: one curve, for chains of the draft model under the rejection rule.
+    chain: a curve for each draft model, for its chains under the rejection rule.
     """
 
-    def __init__(self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES) -> None:
-        """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those."""
+    def __init__(
+        self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES, num_chains: int = 1
+    ) -> None:
+        """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those;
+        num_chains: draft models."""
         self.num_sources = num_sources
         self.by_sources = Calibration(2 * num_sources + 1)
-        self.chain = Calibration(1)
+        self.chain = Calibration(num_chains)
+        self._num_chains = num_chains
         self._all = (self.by_sources, self.chain)
         self._slots = NamespaceSlots(max_sequences, max_namespaces)
         self._num_groups = 1
@@ -262,6 +274,18 @@ class SourceCalibration:
                     calibration.forget(slot)
             self._num_groups = max(self._num_groups, slot + 1)
         return slot
+
+    def chain_curve(self, namespace: str, draft_model: int) -> int:
+        """The curve of `chain` for this draft model's chains."""
+        return self.group(namespace) * self._num_chains + draft_model
+
+    def forget_source(self, source: int) -> None:
+        """Drop the curves of a source in all namespaces; those that it shares with others are kept."""
+        self.by_sources.forget_curves((source, self.num_sources + 1 + source))
+
+    def forget_chains(self, draft_model: int) -> None:
+        """Drop the curves of this draft model's chains in all namespaces."""
+        self.chain.forget_curves((draft_model,))
 
     def drop(self, namespace: str) -> None:
         """Drop this namespace's curves."""

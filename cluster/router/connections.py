@@ -104,6 +104,14 @@ class Connections:
             if entry.role == "draft" and link.is_alive and not entry.is_leaving
         }
 
+    def draft_models(self) -> dict[str, dict[str, str]]:
+        """The model of each worker of `draft_links`, by pool."""
+        found: dict[str, dict[str, str]] = {}
+        for worker_id in sorted(self.draft_links()):
+            entry, _ = self._links[worker_id]
+            found.setdefault(entry.pool, {})[worker_id] = entry.model
+        return found
+
     @property
     def num_draft_links(self) -> int:
         return len(self.draft_links())

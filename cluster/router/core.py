@@ -6,9 +6,10 @@ No I/O, clock or threads: callers pass the time in and carry the messages. A rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,6 +29,7 @@ from actors.messages import (
     VerifyResult,
     WorkerInfo,
 )
+from actors.pool_names import FIRST_POOL
 from actors.workers.demand import TargetDemand
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.config import RouterConfig, SpeculationConfig
@@ -36,10 +38,9 @@ from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.cpu_drafting import CpuDrafting, check_required_rows
 from cluster.router.draft_choice import ChoiceLimits, DraftChoice
+from cluster.router.draft_pools import DraftPools
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
-from cluster.router.draft_wait import TrafficRecords
-from cluster.router.draft_workers import DraftWorkers
 from cluster.router.drafting import Drafting
 from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, sequences_in_turn
 from cluster.router.guarded_sink import GuardedSink, SharedLearning
@@ -50,14 +51,15 @@ from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
 from cluster.router.sending_ahead import SendingAhead
-from cluster.router.sequence import DraftState, Sequence
+from cluster.router.sequence import DraftState, PoolState, Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.target_blocks import TargetBlocks
 from cluster.router.teaching import Teaching
+from cluster.router.traffic import TrafficRecords
 from cluster.router.verdicts import Verdicts
 from cluster.router.worker_drafting import DraftShape, WorkerDrafting
 
-_DEFAULT_SHAPE = DraftShape()
+_ONE_POOL = MappingProxyType({FIRST_POOL: DraftShape()})
 _NOTHING_SHARED = SharedLearning()
 
 
@@ -67,9 +69,10 @@ class RouterCore:
     Each accepted request ends exactly once: with a chunk that has a finish reason, or with a `RequestFailed`. Both are
     events that `plan_round`, `commit` and `end_overdue` return in order.
 
-    `drafters` are the CPU drafters by name. `set_draft_workers` connects the sources "draft_model" and, where it is
-    configured, "ouroboros". A target with an EAGLE or MTP head is also the source "eagle".
-    Raises InvalidRequest for drafters that require more rows than a round may have.
+    `drafters` are the CPU drafters by name. `draft_shapes` names the pools of draft workers, one for each draft model,
+    the first one "draft". `set_draft_workers` connects a pool: the first one is the sources "draft_model" and, where it
+    is configured, "ouroboros", a pool X beside it the source "draft_model.X". A target with an EAGLE or MTP
+    head is also the source "eagle". Raises InvalidRequest for drafters that require more rows than a round may have.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class RouterCore:
         speculation: SpeculationConfig,
         drafters: Mapping[str, CpuDrafter],
         *,
-        draft_shape: DraftShape = _DEFAULT_SHAPE,
+        draft_shapes: Mapping[str, DraftShape] = _ONE_POOL,
         shared: SharedLearning = _NOTHING_SHARED,
     ) -> None:
         check_required_rows(drafters.values(), speculation.max_rows)
@@ -88,25 +91,29 @@ class RouterCore:
         self._config = config
         self._speculation = speculation
         self.max_model_len = target.max_model_len  # for new requests; a new incarnation of the target may have another
-        self.draft_scaling = DraftScaling()
-        self._traffic = TrafficRecords()
+        self.draft_scaling = {pool: DraftScaling() for pool in draft_shapes}
+        self._traffic = TrafficRecords(len(draft_shapes))
         sequences: dict[int, Sequence] = {}
-        self._sources = DraftSources(drafters, speculation.drafters, target.has_head)
+        self._sources = DraftSources(drafters, speculation.drafters, target.has_head, tuple(draft_shapes))
         self.source_names = names = self._sources.names  # who proposes drafts, by source index
         proposals = Proposals(names, target.vocab_size, self.counters)
-        workers, cache = DraftWorkers(), shared.token_sink
-        remote = WorkerDrafting(
-            draft_shape,
-            sequences,
-            workers,
-            names=names,
-            proposals=proposals,
-            counters=self.counters,
-            phrases=SharedPhrases(cache.index) if cache is not None and OUROBOROS in names else None,
-            scaling=self.draft_scaling,
-        )
+        cache = shared.token_sink
+        phrases = SharedPhrases(cache.index) if cache is not None and OUROBOROS in names else None
+        pools = {
+            pool: WorkerDrafting(
+                shape,
+                sequences,
+                pool=index,
+                names=names,
+                proposals=proposals,
+                counters=self.counters,
+                phrases=phrases,
+                scaling=self.draft_scaling[pool],
+            )
+            for index, (pool, shape) in enumerate(draft_shapes.items())
+        }
         cpu = CpuDrafting(drafters, proposals, self.counters)
-        self._drafting = Drafting(cpu, HeadDrafting(proposals), remote, workers)
+        self._drafting = Drafting(cpu, HeadDrafting(proposals), DraftPools(pools, self._traffic))
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
             self._sources,
@@ -114,7 +121,7 @@ class RouterCore:
             step_times=self.step_times,
             counters=self.counters,
             most_required=cpu.most_required,
-            scaling=self.draft_scaling,
+            scalings=tuple(self.draft_scaling.values()),
         )
         self._scheduler = Scheduler(config, target.block_size)
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
@@ -184,12 +191,13 @@ class RouterCore:
             sources=replace(allowed, cpu=self._drafting.cpu.that_may_draft_for(request, allowed.cpu)),
             cpu_known=[0] * self._sources.num_cpu,
             max_tokens=most if request.max_draft_tokens is None else max(0, min(most, request.max_draft_tokens)),
+            pools={source.pool: PoolState(source) for source in allowed.workers},
         )
 
     @property
     def has_work(self) -> bool:
         """Whether `plan_round` has something to do: sequences, undelivered events, or workers to notify."""
-        return self._requests.has_work or self._drafting.workers.has_notices
+        return self._requests.has_work or self._drafting.remote.has_notices
 
     @property
     def num_running(self) -> int:
@@ -206,9 +214,24 @@ class RouterCore:
             used_share = max(used_share, self.blocks.used_share)
         return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
 
-    def set_draft_workers(self, worker_ids: SequenceOf[str]) -> None:
-        """The connected draft workers. Sequences of a lost worker move; the others stay where they are."""
-        self._drafting.workers.set_workers(worker_ids, self._scheduler.sequences())
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools of draft workers, by index."""
+        return self._drafting.remote.names
+
+    def set_draft_workers(self, workers: Mapping[str, str] | Iterable[str], pool: str = FIRST_POOL) -> None:
+        """The connected draft workers of a pool, with the model that each runs, if it is known. Sequences of a lost
+        worker move; the others stay where they are.
+
+        Where the models are others than before, what was learnt of the pool's drafts is dropped.
+        """
+        models = workers if isinstance(workers, Mapping) else dict.fromkeys(workers, "")
+        if self._drafting.remote.set_workers(pool, models, self._scheduler.sequences()):
+            index = self.pools.index(pool)
+            self._choice.forget_pool(index)
+            self._traffic.forget_pool(index)
+            for source in self._sources.of_pools[index]:
+                self.acceptance.forget(source)
 
     # One round
 
@@ -226,7 +249,7 @@ class RouterCore:
         entries = plan_entries(running, self._most_prefill_rows(running))
         if not entries:
             self.ahead.pause()
-        if not entries and not self._requests.to_free and not self._drafting.workers.has_notices:
+        if not entries and not self._requests.to_free and not self._drafting.remote.has_notices:
             return None, self._requests.take_events()
         self._round_id += 1
         num_emitting = sum(entry.emits for entry in entries)

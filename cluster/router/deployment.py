@@ -10,8 +10,8 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from actors.grammar.grammars import Grammars
 from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
+from actors.pool_names import FIRST_POOL
 from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
 from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
 from cluster.cache.promotion import PromotionSource
 from cluster.cache.shared_cache import open_shared_cache
-from cluster.config import CacheConfig, DraftConfig, RouterConfig, SpeculationConfig
+from cluster.config import CacheConfig, DraftConfig, DraftModelConfig, RouterConfig, SpeculationConfig
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
@@ -92,6 +93,7 @@ class RouterSettings:
     observability: ObservabilityConfig | None = None  # None: logging stays as the process has it
     # File with the progress of the draft model's build, told in the status until a draft worker is there.
     build_progress: Path | None = None
+    more_drafts: Mapping[str, DraftModelConfig] = field(default_factory=dict)  # further pools of draft workers, by name
 
 
 class Router:
@@ -119,7 +121,7 @@ class Router:
         )
         # Kernels compile here, before the first request.
         self._drafters: dict[str, CpuDrafter] = create_drafters(
-            expand_drafters(settings.speculation.drafters),
+            expand_drafters(settings.speculation.drafters, pools=tuple(settings.more_drafts)),
             corpora=settings.speculation.corpora,
             tokenizer_fingerprint=settings.model.tokenizer_fingerprint,
             index=None if self._cache is None else self._cache.index,
@@ -235,7 +237,8 @@ class Router:
             core = self._driver.core
             targets = core.target_demand(now) if self._driver.has_target else None
             # Best effort; resent every second.
-            self._directory.tell_demand.remote(self._router_id, core.draft_scaling.demand(now), targets)
+            drafts = {pool: scaling.demand(now) for pool, scaling in core.draft_scaling.items()}
+            self._directory.tell_demand.remote(self._router_id, drafts, targets)
 
     def _adopt(self) -> None:
         """Start rounds with the first target, and give the driver the present links."""
@@ -245,19 +248,23 @@ class Router:
             self._driver.follow(self._connections)
 
     def _start_rounds(self, info: WorkerInfo) -> RouterDriver:
-        draft = self._settings.draft
+        draft, more_drafts = self._settings.draft, self._settings.more_drafts
         core = RouterCore(
             info,
             self._settings.config,
             self._settings.speculation,
             self._drafters,
-            draft_shape=DraftShape(draft.gamma, draft.branch),
+            draft_shapes={
+                pool: DraftShape(options.gamma, options.branch)
+                for pool, options in {FIRST_POOL: draft, **more_drafts}.items()
+            },
             shared=SharedLearning(self._cache, self._soft_sharing),
         )
         model, tokenizer_dir = self._settings.model, self._settings.tokenizer_dir
         grammars = Grammars(lambda: read_tokenizer(tokenizer_dir), info.vocab_size, model.eos_token_ids, model.name)
         limits_s = self._settings.config.verify_timeout_s, draft.deadline_ms / 1e3
-        driver = RouterDriver(core, *limits_s, grammars=grammars)
+        pool_deadlines_s = {pool: options.deadline_ms / 1e3 for pool, options in more_drafts.items()}
+        driver = RouterDriver(core, *limits_s, grammars=grammars, pool_deadlines_s=pool_deadlines_s)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)
         return driver
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from actors.drafters.registry import DRAFT_MODEL, OUROBOROS
 from cluster.router.calibration import SourceCalibration
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_record import DraftRecord
@@ -61,21 +61,21 @@ class DraftChoice:
         step_times: StepTimeCurve,
         counters: RouterCounters,
         most_required: Mapping[int, int],
-        scaling: DraftScaling,
+        scalings: SequenceOf[DraftScaling],
     ) -> None:
-        """most_required: nodes that a source requires of a sequence, by its index, if it does; scaling: told of the
-        rounds that asked draft workers."""
+        """most_required: nodes that a source requires of a sequence, by its index, if it does; scalings: by pool of
+        draft workers, told of the rounds that asked it."""
         self._names = list(sources.names)
         self._head = sources.head
-        # Source indices of the draft workers; a sequence has drafts of one of them only.
-        self._from_workers = [index for index, name in enumerate(self._names) if name in (DRAFT_MODEL, OUROBOROS)]
-        self._calibration = SourceCalibration(len(self._names), limits.max_sequences)
+        self._of_pools = sources.of_pools  # source indices by pool; a sequence has drafts of one of a pool's only
+        self._pool_of = sources.pool_of
+        self._calibration = SourceCalibration(len(self._names), limits.max_sequences, num_chains=len(sources.of_pools))
         self._max_rows = limits.max_rows
         self._vocab_size = limits.vocab_size
         self._step_times = step_times
         self._counters = counters
         self._most_required = most_required
-        self._scaling = scaling
+        self._scalings = scalings
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
     def set_budgets(self, round: Round) -> None:
@@ -128,8 +128,8 @@ class DraftChoice:
     def choose(self, round: Round) -> None:
         """Merge the proposals of every sequence and keep the nodes that pay."""
         fixed_s = round.traffic.draft_wait.overhead_s
-        if round.asked.draft_model:
-            fixed_s += round.traffic.draft_wait.expected_wait_s(round.size.num_emitting)
+        if round.asked.pools:
+            fixed_s += round.traffic.draft_wait.expected_wait_s(round.size.num_emitting, tuple(round.asked.pools))
         if round.asked.head:
             fixed_s += self._head_s
         chain_tokens, chain_rows = self._cut_chains(round, fixed_s)
@@ -178,18 +178,18 @@ class DraftChoice:
             if entry.num_chain:
                 is_accepted = np.arange(entry.num_verified) < len(path)
                 confidence = parent_confidence(entry.tree)[: entry.num_verified]
-                self._calibration.chain.observe(
-                    self._calibration.group(entry.sequence.namespace), confidence, is_accepted
-                )
-                self._counters.drafted_tokens[DRAFT_MODEL] += entry.num_verified
+                curve = self._calibration.chain_curve(entry.sequence.namespace, self._pool_of[entry.chain_source])
+                self._calibration.chain.observe(curve, confidence, is_accepted)
+                self._counters.drafted_tokens[self._names[entry.chain_source]] += entry.num_verified
 
-    def _gained(self, round: Round, emitted: list[Emitted], sources: list[int]) -> int:
-        """Accepted nodes attributable to one of these sources, whichever has most in an entry."""
+    def _gained(self, round: Round, emitted: list[Emitted], sources: SequenceOf[int]) -> int:
+        """Accepted nodes attributable to these sources."""
         if round.chosen is None:
             return 0
         masks = round.chosen.nodes["sources"]
+        own = sum(1 << source for source in sources)
         return sum(
-            max(_attributable(source, masks[entry.node_start : entry.node_end][path].tolist()) for source in sources)
+            _attributable(own, masks[entry.node_start : entry.node_end][path].tolist())
             for entry, path in ((round.entries[index], path) for index, _, path in emitted)
             if path and not entry.num_chain
         )
@@ -197,18 +197,27 @@ class DraftChoice:
     def _learn_draft_wait(
         self, round: Round, emitted: list[Emitted], num_tokens: int, outside_s: float, decoding_s: float, now: float
     ) -> None:
-        wait = round.traffic.draft_wait
-        num_gained = sum(len(path) for index, _, path in emitted if round.entries[index].num_chain)
-        num_gained += self._gained(round, emitted, self._from_workers)
-        asked, count = round.asked.draft_model, round.size.num_emitting
-        wait.observe(count, asked, num_tokens, num_gained, outside_s=outside_s, verify_s=decoding_s)
-        if round.asked.draft_model:
-            overhead_s = min(outside_s, wait.overhead_s)
-            num_sequences = sum(entry.draft_worker is not None for entry in round.entries)
-            wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
-            self._scaling.observe_round(
-                num_sequences, round.asked.num_workers, num_tokens, num_gained, wait_s=wait_s, plain_s=plain_s, now=now
+        wait, asked = round.traffic.draft_wait, tuple(round.asked.pools)
+        num_gained = self._gained_by_pools(round, emitted, asked)
+        wait.observe(round.size.num_emitting, asked, num_tokens, num_gained, outside_s=outside_s, verify_s=decoding_s)
+        overhead_s = min(outside_s, wait.overhead_s)
+        wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
+        for pool, num_workers in round.asked.pools.items():
+            num_sequences = sum(pool in entry.draft_workers for entry in round.entries)
+            own = num_gained if len(asked) == 1 else self._gained_by_pools(round, emitted, (pool,))
+            self._scalings[pool].observe_round(
+                num_sequences, num_workers, num_tokens, own, wait_s=wait_s, plain_s=plain_s, now=now
             )
+
+    def _gained_by_pools(self, round: Round, emitted: list[Emitted], pools: tuple[int, ...]) -> int:
+        """Accepted nodes that would not have been without these pools."""
+        sources = [source for pool in pools for source in self._of_pools[pool]]
+        in_chains = sum(
+            len(path)
+            for index, _, path in emitted
+            if round.entries[index].num_chain and round.entries[index].chain_source in sources
+        )
+        return in_chains + self._gained(round, emitted, sources)
 
     def _learn_head_wait(
         self, round: Round, num_tokens: int, num_gained: int, num_head_only: int, times: tuple[float, float, float]
@@ -231,6 +240,13 @@ class DraftChoice:
     def drop(self, namespace: str) -> None:
         """Drop a namespace's calibration."""
         self._calibration.drop(namespace)
+
+    def forget_pool(self, pool: int) -> None:
+        """Drop what has been learnt of the drafts of a pool of draft workers."""
+        for source in self._of_pools[pool]:
+            self._calibration.forget_source(source)
+        self._calibration.forget_chains(pool)
+        self._scalings[pool].clear()
 
     def _has_head_drafts(self, round: Round) -> bool:
         return any(source == self._head for entry in round.entries for source, _ in entry.proposals)
@@ -259,10 +275,10 @@ class DraftChoice:
         for entry in chains:
             tree = entry.chain
             assert tree is not None
-            group = self._calibration.group(entry.sequence.namespace)
+            curve = self._calibration.chain_curve(entry.sequence.namespace, self._pool_of[entry.chain_source])
             count = 0
             for confidence in parent_confidence(tree)[: min(room, entry.max_nodes)].tolist():
-                probability = self._calibration.chain.probability(group, confidence)
+                probability = self._calibration.chain.probability(curve, confidence)
                 if probability < price:
                     break
                 expected += probability
@@ -369,8 +385,7 @@ def _outcome(round: Round, emitted: list[Emitted], num_nodes: int) -> tuple[np.n
     return was_verified, was_accepted
 
 
-def _attributable(source: int, masks: list[int]) -> int:
-    """Accepted nodes attributable to this source: everything after the first node that only it proposed. masks: sources
-    of the nodes of an accepted path."""
-    only = 1 << source
-    return len(masks) - masks.index(only) if only in masks else 0
+def _attributable(own: int, masks: list[int]) -> int:
+    """Accepted nodes attributable to the sources of the mask `own`: everything from the first node that only they
+    proposed. masks: sources of the nodes of an accepted path."""
+    return next((len(masks) - index for index, mask in enumerate(masks) if mask and not mask & ~own), 0)

@@ -87,6 +87,11 @@ def is_sound(tree: DraftTree) -> bool:
     return tree.is_valid(_ANY_VOCABULARY)
 
 
+def num_right(tree: DraftTree, emitted: np.ndarray) -> int:
+    """Nodes of a tree that the target has emitted; 0 for a tree that is not sound. emitted: int32."""
+    return sum(map(bool, _judge(tree, emitted.tolist()))) if len(tree) and is_sound(tree) else 0
+
+
 def num_levels(tree: DraftTree) -> int:
     """Nodes of the longest path; 0 for a tree that is not sound."""
     return int(depths_of(tree.parents).max()) if len(tree) and is_sound(tree) else 0

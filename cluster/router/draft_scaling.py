@@ -19,6 +19,10 @@ class DraftScaling:
     round that asks nobody is always possible."""
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop what has been observed."""
         # Decayed sums, float64 each.
         self._answers = np.zeros(5)  # answers, their sequences, their seconds, sequences ** 2, sequences * seconds
         self._awaited = np.zeros(2)  # awaited answers, late ones

@@ -1,17 +1,9 @@
-"""Whether it pays to wait for draft workers or the target's head, learnt separately for each namespace."""
+"""Whether it pays to wait for a pool of draft workers or for the target's head."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from cache_service.store.fair_share import first_to_give_way
-from cluster.router.draft_depth import DraftDepth
-
-FIRST_EXPLORE_ROUNDS = 32  # between rounds that verify more than seems to pay
-
-_MAX_NAMESPACES = 64  # that are known at a time
 _DECAY = 0.97  # factor on all sums with each round that asked
 _FIRST_ROUNDS = 8.0  # asked anyway until this much is known
 _BURST = 4  # rounds of a new try; one alone would only measure how the worker catches up
@@ -21,7 +13,7 @@ _TRY_SHARE = 0.005  # share of the rounds' time that unsuccessful tries may take
 
 
 @dataclass(slots=True)
-class _Load:
+class Load:
     """Statistics of rounds with about this many sequences."""
 
     rounds: float = 0.0
@@ -34,7 +26,7 @@ class _Load:
     burst: int = 0  # rounds left of a try
     lost_s: float = 0.0  # by waiting in vain, not yet made up for by rounds without
 
-    def begin_like(self, other: _Load) -> None:
+    def begin_like(self, other: Load) -> None:
         """Take over what another load has shown, with the weight of the first rounds."""
         share = _FIRST_ROUNDS / other.rounds
         self.rounds = _FIRST_ROUNDS
@@ -42,9 +34,44 @@ class _Load:
         self.wait_s, self.verify_s = other.wait_s * share, other.verify_s * share
 
     @property
+    def is_known(self) -> bool:
+        return self.rounds >= _FIRST_ROUNDS
+
+    @property
     def has_paid(self) -> bool:
         plain_s = max(self.verify_s, 1e-9)
         return self.tokens * plain_s >= (self.tokens - self.gained) * (plain_s + self.wait_s)
+
+    @property
+    def advantage(self) -> float:
+        """Tokens a second of the rounds that asked / what the same rounds would have given without."""
+        plain_s = max(self.verify_s, 1e-9)
+        return self.tokens * plain_s / max((self.tokens - self.gained) * (plain_s + self.wait_s), 1e-9)
+
+    def settle(self) -> None:
+        """It pays: another try, when it no longer does, comes soon."""
+        self.pause = _FIRST_PAUSE
+        self.since = 0
+        self.lost_s = 0.0
+
+    def try_again(self) -> bool:
+        """Whether a round that would not ask should, for a new try. Counts the call as a round."""
+        self.since += 1
+        self.lost_s -= _TRY_SHARE * self.verify_s / self.rounds
+        if self.since < self.pause or self.lost_s > 0.0:
+            return False
+        self.since = 0
+        self.pause = min(_LONGEST_PAUSE, self.pause * 2)
+        self.burst = _BURST - 1
+        self.scale(0.25)  # old evidence must not outvote the new try
+        return True
+
+    def is_being_tried(self) -> bool:
+        """Whether a round asks because not enough is known yet. Counts the call as a round."""
+        if self.is_known and self.burst == 0:
+            return False
+        self.burst -= self.is_known
+        return True
 
     def scale(self, factor: float) -> None:
         self.rounds *= factor
@@ -67,7 +94,7 @@ class DraftWait:
     """
 
     def __init__(self) -> None:
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, Load] = {}
         self.overhead_s = 0.0  # time of a round outside of the target's forward and the wait for drafts
         self._has_overhead = False
 
@@ -82,42 +109,38 @@ class DraftWait:
 
     def pays(self, num_emitting: int) -> bool:
         """Whether to ask in a round with this many emitting sequences. Counts the call as a round."""
-        load = self._load(num_emitting)
-        if load.rounds < _FIRST_ROUNDS:
-            return True
-        if load.burst > 0:
-            load.burst -= 1
+        load = self.load(num_emitting)
+        if load.is_being_tried():
             return True
         if load.has_paid:
-            load.pause = _FIRST_PAUSE
-            load.since = 0
-            load.lost_s = 0.0
+            load.settle()
             return True
-        load.since += 1
-        load.lost_s -= _TRY_SHARE * load.verify_s / load.rounds
-        if load.since >= load.pause and load.lost_s <= 0.0:
-            load.since = 0
-            load.pause = min(_LONGEST_PAUSE, load.pause * 2)
-            load.burst = _BURST - 1
-            load.scale(0.25)  # old evidence must not outvote the new try
-            return True
-        return False
+        return load.try_again()
 
     def seems_to_pay(self, num_emitting: int) -> bool:
         """Whether it has paid so far, or is not known; no try is due for this."""
-        load = self._load(num_emitting)
-        return load.rounds < _FIRST_ROUNDS or load.has_paid
+        load = self.load(num_emitting)
+        return not load.is_known or load.has_paid
 
     def observe(
-        self, num_emitting: int, asked: bool, tokens: int, gained: int, outside_s: float, verify_s: float
+        self,
+        num_emitting: int,
+        asked: bool,
+        tokens: int,
+        gained: int,
+        outside_s: float,
+        verify_s: float,
+        *,
+        best: float = 1.0,
     ) -> None:
         """Take in a round: emitted tokens, those owed to draft models alone, and the time the target took for them;
-        outside_s: what the round took besides the target's forward."""
+        outside_s: what the round took besides the target's forward; best: `Load.advantage` of what the round would have
+        asked if this were no try."""
         if not asked:
             self.overhead_s += (outside_s - self.overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True
             return
-        load = self._load(num_emitting)
+        load = self.load(num_emitting)
         load.scale(_DECAY)
         load.rounds += 1.0
         load.tokens += tokens
@@ -126,59 +149,20 @@ class DraftWait:
         load.wait_s += wait_s
         load.verify_s += plain_s
         saved_s = (wait_s + plain_s) * gained / max(1, tokens)
-        load.lost_s = max(0.0, load.lost_s + wait_s - saved_s)
+        load.lost_s = max(0.0, load.lost_s + wait_s - saved_s + plain_s * (1.0 - 1.0 / best))
 
-    def _load(self, num_emitting: int) -> _Load:
+    def forget_loads(self) -> None:
+        """Drop what asking has brought."""
+        self._loads.clear()
+
+    def load(self, num_emitting: int) -> Load:
+        """The statistics for rounds with this many emitting sequences."""
         size = num_emitting.bit_length()
         load = self._loads.get(size)
         if load is None:
-            load = _Load()
+            load = Load()
             known = [other for other in self._loads if self._loads[other].rounds >= _FIRST_ROUNDS / 2]
             if known:
                 load.begin_like(self._loads[min(known, key=lambda other: abs(other - size))])
             self._loads[size] = load
         return load
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Drafting statistics of the rounds of one namespace, or of all rounds of several.
-
-    What pays for one tenant's text says something of the text. So a round of one namespace is planned by what such
-    rounds of its own have shown, whatever others have asked before. Rounds of several namespaces share one record: a
-    request in such a round meets the other requests in its time anyway.
-    """
-
-    draft_wait: DraftWait = field(default_factory=DraftWait)
-    head_wait: DraftWait = field(default_factory=DraftWait)  # for the target's head
-    depth: DraftDepth = field(default_factory=DraftDepth)  # of draft workers' trees
-    head_depth: DraftDepth = field(default_factory=DraftDepth)  # of the head's
-    explore_rounds: int = FIRST_EXPLORE_ROUNDS
-    explore_in: int = FIRST_EXPLORE_ROUNDS
-
-
-class TrafficRecords:
-    """A `Traffic` for each namespace. When there are too many, the owner with most namespaces loses its least recently
-    used one."""
-
-    def __init__(self) -> None:
-        self._mixed = Traffic()
-        self._records: OrderedDict[str, Traffic] = OrderedDict()
-
-    def of(self, namespaces: Iterable[str]) -> Traffic:
-        """The record of a round of sequences of these namespaces."""
-        distinct = set(namespaces)
-        if len(distinct) != 1:
-            return self._mixed
-        namespace = distinct.pop()
-        record = self._records.get(namespace)
-        if record is None:
-            record = self._records[namespace] = Traffic()
-            if len(self._records) > _MAX_NAMESPACES:
-                del self._records[first_to_give_way(list(self._records))]
-        self._records.move_to_end(namespace)
-        return record
-
-    def drop(self, namespace: str) -> None:
-        """Drop this namespace's statistics; statistics of mixed rounds are shared and kept."""
-        self._records.pop(namespace, None)

@@ -42,11 +42,15 @@ def _score(key: int, seq_id: int) -> int:
 
 
 class DraftWorkers:
-    """A sequence keeps its worker as long as that lives. A new sequence goes to the worker that rendezvous hashing
-    ranks first among those with at most 1.25 times the mean load (Thaler and Ravishankar 1998; bounded loads after
-    Mirrokni et al. 2018). A worker that misses its deadline is left out for 1, 2, 4, ... 256 rounds."""
+    """The workers of one pool.
 
-    def __init__(self) -> None:
+    A sequence keeps its worker as long as that lives. A new sequence goes to the worker that rendezvous hashing ranks
+    first among those with at most 1.25 times the mean load (Thaler and Ravishankar 1998; bounded loads after Mirrokni
+    et al. 2018). A worker that misses its deadline is left out for 1, 2, 4, ... 256 rounds."""
+
+    def __init__(self, pool: int = 0) -> None:
+        """pool: index of the pool."""
+        self._pool = pool
         self._workers: dict[str, _Worker] = {}
 
     def __len__(self) -> int:
@@ -57,33 +61,37 @@ class DraftWorkers:
         previous = self._workers
         self._workers = {worker_id: previous.get(worker_id) or _Worker(_key(worker_id)) for worker_id in worker_ids}
         for sequence in sequences:
-            if sequence.drafts.worker is not None and sequence.drafts.worker not in self._workers:
-                sequence.drafts.leave_worker()
+            held = sequence.drafts.pools.get(self._pool)
+            if held is not None and held.worker is not None and held.worker not in self._workers:
+                held.leave_worker()
 
     def worker_for(self, sequence: Sequence, round_id: int) -> str | None:
-        """The sequence's worker, chosen now if it has none; None if there are no workers or its worker is paused."""
-        if not self._workers:
+        """The sequence's worker, chosen now if it has none; None if there are no workers, its worker is paused, or the
+        pool may not draft for it."""
+        held = sequence.drafts.pools.get(self._pool)
+        if held is None or not self._workers:
             return None
-        if sequence.drafts.worker is None:
+        if held.worker is None:
             total = sum(worker.num_sequences for worker in self._workers.values()) + 1
             limit = math.ceil(total * _LOAD_SLACK / len(self._workers))
             roomy = [item for item in self._workers.items() if item[1].num_sequences < limit]
             seq_id = sequence.seq_id
             worker_id, worker = max(roomy, key=lambda item: (_score(item[1].key, seq_id), item[0]))
             worker.num_sequences += 1
-            sequence.drafts.worker = worker_id
-            sequence.drafts.worker_known = 0
-        if self._workers[sequence.drafts.worker].paused_until > round_id:
-            return None
-        return sequence.drafts.worker
+            held.worker = worker_id
+            held.known = 0
+        return None if self._workers[held.worker].paused_until > round_id else held.worker
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or been renamed; its worker is told with the next batch."""
-        worker = self._workers.get(sequence.drafts.worker or "")
+        held = sequence.drafts.pools.get(self._pool)
+        if held is None:
+            return
+        worker = self._workers.get(held.worker or "")
         if worker is not None:
             worker.num_sequences -= 1
             worker.finished.append(sequence.seq_id)
-        sequence.drafts.leave_worker()
+        held.leave_worker()
 
     def batches(self, items: dict[str, list[DraftItem]], round_id: int, is_idle: bool) -> dict[str, DraftBatch]:
         """A batch for each worker with items, dropped namespaces, or many finished sequences (when idle: any)."""

@@ -8,19 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.router.cpu_drafting import CpuDrafting
-from cluster.router.draft_workers import DraftWorkers
+from cluster.router.draft_pools import DraftPools
 from cluster.router.head_drafting import HeadDrafting
 from cluster.router.round import Round
 from cluster.router.sequence import Sequence
-from cluster.router.worker_drafting import WorkerDrafting
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
     cpu: CpuDrafting
     head: HeadDrafting
-    remote: WorkerDrafting
-    workers: DraftWorkers  # those that `remote` asks
+    remote: DraftPools
 
     def num_successors_of(self, round: Round) -> int:
         """Target predictions a row of this round that drafters or draft workers learn from; 0: none of them learns."""
@@ -32,6 +30,6 @@ class Drafting:
         self.remote.drop_namespace(namespace)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended or gets another id: drafters free it now, its worker with its next batch."""
-        self.workers.forget(sequence)
+        """The sequence has ended or gets another id: drafters free it now, its workers with their next batch."""
+        self.remote.forget(sequence)
         self.cpu.forget(sequence)

@@ -10,9 +10,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from types import MappingProxyType
 
 from actors.errors import InvalidRequest, LinkError, Overloaded, RouterLost, Unavailable
 from actors.grammar.grammars import Grammars
@@ -102,9 +103,16 @@ class RouterDriver:
     """
 
     def __init__(
-        self, core: RouterCore, verify_timeout_s: float, draft_deadline_s: float, grammars: Grammars | None = None
+        self,
+        core: RouterCore,
+        verify_timeout_s: float,
+        draft_deadline_s: float,
+        grammars: Grammars | None = None,
+        *,
+        pool_deadlines_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """grammars: of the target's vocabulary; None: requests with a grammar are refused."""
+        """grammars: of the target's vocabulary; None: requests with a grammar are refused. pool_deadlines_s: of pools
+        of draft workers with another deadline than draft_deadline_s, by name."""
         self.core = core
         self.num_steps = 0  # rises whenever the rounds go on
         self.step_limit_s = 0.0  # how long the present step may take
@@ -118,10 +126,14 @@ class RouterDriver:
         self._incarnation: int | None = None
         self._gone: int | None = None  # the last incarnation that was counted as lost
         self._drafts = LinkedDrafts(draft_deadline_s, core.counters.draft_lateness)
+        self._drafts.deadlines_s = {core.pools.index(pool): limit_s for pool, limit_s in pool_deadlines_s.items()}
         self._hooks = RoundHooks(deliver=self._deliver, begin=self._begin)
         self._stage: RoundStage = "end"
         self._stage_began = 0.0
-        self._stage_limits_s = {"collect": draft_deadline_s, "verify": verify_timeout_s}
+        self._stage_limits_s = {
+            "collect": max(draft_deadline_s, *pool_deadlines_s.values(), 0.0),
+            "verify": verify_timeout_s,
+        }
         self._streams: dict[str, asyncio.Queue[RouterEvent]] = {}
         self._work = asyncio.Event()
         self._silent: AsyncLink | None = None  # a target that left a batch unanswered and may still compute it
@@ -160,7 +172,9 @@ class RouterDriver:
         if connections.is_standby:
             self._failover(connections.released_incarnation)
         self._drafts.links = connections.draft_links()
-        self.core.set_draft_workers(sorted(self._drafts.links))
+        models = connections.draft_models()
+        for pool in self.core.pools:
+            self.core.set_draft_workers(models.get(pool, {}), pool)
 
     def _set_target(self, info: WorkerInfo, link: AsyncLink, released_incarnation: int | None) -> None:
         """A new incarnation holds no sequences; the same one behind a new link may hold some.

@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from actors.drafters.registry import DRAFT_MODEL
 from actors.errors import InvalidRequest
 from actors.messages import TARGET, RequestTimes, RoundTimes, TokenChunk, Verdict
 from cluster.router.prompt_scores import completed
@@ -121,7 +120,7 @@ def note_rows(sequence: Sequence, entry: RoundEntry, verdict: Verdict) -> None:
 def sources_of(round: Round, entry: RoundEntry, nodes: list[int], source_names: SequenceOf[str]) -> list[str]:
     """The source that was most sure of each of these nodes of the entry's tree."""
     if entry.num_chain:
-        return [DRAFT_MODEL] * len(nodes)
+        return [source_names[entry.chain_source]] * len(nodes)
     if not nodes:
         return []
     assert round.chosen is not None

@@ -21,6 +21,7 @@ class LinkedDrafts:
         """lateness: records how long each round waited for drafts after everything else was ready."""
         self.links: dict[str, AsyncLink] = {}
         self.deadline_s = deadline_s
+        self.deadlines_s: dict[int, float] = {}  # of pools with another one, by index
         self._lateness = lateness
         self._awaited: dict[str, asyncio.Task[DraftResult | None]] = {}
         self._unawaited: set[asyncio.Task[DraftResult | None]] = set()
@@ -31,7 +32,7 @@ class LinkedDrafts:
             link = self.links.get(worker_id)
             if link is None or not link.is_alive:
                 continue
-            task = asyncio.create_task(self._call(link, batch))
+            task = asyncio.create_task(self._call(link, batch, self._deadline_of(round, worker_id)))
             if worker_id in round.asked.awaited:
                 self._awaited[worker_id] = task
             else:
@@ -48,9 +49,12 @@ class LinkedDrafts:
         self._lateness.observe(time.perf_counter() - started)
         return results
 
-    async def _call(self, link: AsyncLink, batch: DraftBatch) -> DraftResult | None:
+    def _deadline_of(self, round: Round, worker_id: str) -> float:
+        return self.deadlines_s.get(round.asked.pool_of.get(worker_id, 0), self.deadline_s)
+
+    async def _call(self, link: AsyncLink, batch: DraftBatch, deadline_s: float) -> DraftResult | None:
         try:
-            answer = await link.call(batch, self.deadline_s)
+            answer = await link.call(batch, deadline_s)
         except LinkError:
             return None
         return answer if isinstance(answer, DraftResult) else None

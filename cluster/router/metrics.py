@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from actors.workers.demand import combined_drafts
 from cache_service.counts.soft_exchange import SoftExchangeStats
 from cluster.cache.shared_cache import CacheStats, SharedCache
 from cluster.router.connections import Connections
@@ -168,7 +169,7 @@ class RouterMetrics:
             counters=core.counters,
             driver=self._driver,
             connections=self._connections,
-            demand=core.draft_scaling.demand(time.monotonic()),
+            demand=combined_drafts(scaling.demand(time.monotonic()) for scaling in core.draft_scaling.values()),
             messages={direction: traffic[direction] for direction in ("sent", "received")},
             sizes={direction: traffic[f"{direction}_bytes"] for direction in ("sent", "received")},
             disconnects=traffic["closed"],
@@ -180,6 +181,10 @@ class RouterMetrics:
         text = "Expected time of a target forward by its rows, as the planner has measured it"
         seconds = {str(rows): core.step_times.seconds(rows) for rows in _CURVE_ROWS}
         yield _labelled(GaugeMetricFamily("paceline_step_time_seconds", text, labels=["rows"]), seconds)
+        text = "Draft workers connected, by pool"
+        workers = {pool: len(models) for pool, models in self._connections.draft_models().items()}
+        by_pool = dict.fromkeys(core.pools, 0) | workers
+        yield _labelled(GaugeMetricFamily("paceline_draft_pool_workers", text, labels=["pool"]), by_pool)
         text = "1 while drafts of the source are accepted far more seldom than they used to be"
         collapsed = GaugeMetricFamily("paceline_spec_decode_acceptance_collapsed", text, labels=["source"])
         yield _labelled(collapsed, core.acceptance.collapsed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.draft_tree import DraftTree
-from actors.drafters.registry import DRAFT_MODEL, GRAMMAR
+from actors.drafters.registry import GRAMMAR, source_named
 from cluster.router.counters import RouterCounters
 from cluster.router.merged_trees import has_tree_shape
 from cluster.router.rejection_chain import is_chain
@@ -20,7 +20,9 @@ class Proposals:
     def __init__(self, names: Sequence[str], vocab_size: int, counters: RouterCounters) -> None:
         """names: source names by index."""
         self._names = names
-        self._draws = names.index(DRAFT_MODEL)  # the source whose tokens are drawn, under rejection
+        # The sources whose tokens are drawn, under rejection.
+        found = [source_named(name) for name in names]
+        self._draw = {index for index, one in enumerate(found) if one is not None and one.under_rejection == "chain"}
         self._grammar = names.index(GRAMMAR) if GRAMMAR in names else None
         self._vocab_size = vocab_size
         self._counters = counters
@@ -29,10 +31,10 @@ class Proposals:
         """max_nodes: limit of nodes that are not required. Nodes that the sequence's grammar does not allow are left
         out, and what it forces behind the others is added.
 
-        Under rejection, the draft model's drafts are chains with the distributions they were drawn from. Nothing is
+        Under rejection, the drafts of draft models are chains with the distributions they were drawn from. Nothing is
         left out of them: which nodes are verified must not depend on their tokens."""
         is_valid = isinstance(tree, DraftTree) and has_tree_shape(tree, max_nodes, max_required)
-        is_drawn = not entry.is_coupled and source == self._draws
+        is_drawn = not entry.is_coupled and source in self._draw
         if is_valid and is_drawn:
             is_valid = is_chain(tree, self._vocab_size)
         elif is_valid and entry.sequence.grammar is not None:
@@ -43,6 +45,6 @@ class Proposals:
         if not is_valid:
             self._counters.invalid_trees[self._names[source]] += 1
         elif is_drawn:
-            entry.chain = tree if len(tree.token_ids) else None
+            entry.chain, entry.chain_source = (tree, source) if len(tree.token_ids) else (None, -1)
         elif len(tree.token_ids):
             entry.proposals.append((source, tree))

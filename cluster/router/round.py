@@ -8,9 +8,9 @@ from typing import NamedTuple
 from actors.draft_tree import DraftTree
 from actors.errors import PacelineError
 from actors.messages import DraftBatch, TokenChunk
-from cluster.router.draft_wait import Traffic
 from cluster.router.merged_trees import MergedTrees
 from cluster.router.sequence import Sequence
+from cluster.router.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class RoundEntry:
     max_nodes: int = 0  # draft nodes it may verify; 0 unless it emits
     max_required: int = 0  # further nodes that its drafters may require
     head_nodes: int = -1  # as in `VerifyItem`: nodes that the head drafts for the next round
-    draft_worker: str | None = None  # the worker asked to draft for it
+    draft_workers: dict[int, str] = field(default_factory=dict)  # the workers asked to draft for it, by pool
     proposals: list[tuple[int, DraftTree]] = field(default_factory=list)  # (source, tree), verified by coupling
-    chain: DraftTree | None = None  # the draft model's, with the distributions it was drawn from; under rejection
+    chain: DraftTree | None = None  # a draft model's, with the distributions it was drawn from; under rejection
+    chain_source: int = -1  # the source of `chain`
     node_start: int = 0  # its nodes in the round's `chosen` trees
     node_end: int = 0
     num_chain: int = 0  # nodes of `chain` that are verified, which `Round.chosen` does not hold; 0: proposals are
@@ -81,10 +82,15 @@ class AskedDrafters:
 
     batches: dict[str, DraftBatch] = field(default_factory=dict)  # by worker; all are sent
     awaited: tuple[str, ...] = ()  # workers whose answers the round waits for; the others only receive tokens
-    num_workers: int = 0  # connected when the round was planned
-    draft_model: bool = False
+    pool_of: dict[str, int] = field(default_factory=dict)  # index of the pool of each worker of `batches`
+    pools: dict[int, int] = field(default_factory=dict)  # pools that the round waits for: their workers when planned
     head: bool = False  # the head drafts; otherwise it only reads the rows
     head_min_confidence: float = 0.0  # of nodes that the head drafts behind
+
+    @property
+    def draft_model(self) -> bool:
+        """Whether the round waits for draft workers."""
+        return bool(self.pools)
 
 
 @dataclass(slots=True)

@@ -145,7 +145,7 @@ class SendingAhead:
         if self._scheduler.waiting and len(running) < self._max_running:
             return False
         # A round that explores is planned with its drafts at hand.
-        if round.traffic.explore_in <= 1 or self._choice.requires_rows or len(self._drafting.workers):
+        if round.traffic.explore_in <= 1 or self._choice.requires_rows or self._drafting.remote.has_workers:
             return False
         taking_part = {entry.seq_id for entry in round.entries}
         return all(sequence.seq_id in taking_part for sequence in running) and all(

@@ -12,7 +12,7 @@ from actors.errors import InvalidRequest
 from actors.grammar.matcher import GrammarMatcher
 from actors.messages import GenerationRequest, RequestTimes, SequenceStart, SpeculationStats, TokenLogprobs, no_tokens
 from cluster.router.draft_record import DraftRecord
-from cluster.router.draft_sources import AllowedSources
+from cluster.router.draft_sources import AllowedSources, WorkerSource
 
 _FIRST_ROOM = 256  # output tokens that fit before the buffer grows
 
@@ -56,6 +56,21 @@ class TargetState:
 
 
 @dataclass(slots=True)
+class PoolState:
+    """What a worker of one pool holds of a sequence."""
+
+    source: WorkerSource
+    worker: str | None = None
+    known: int = 0  # tokens that worker has been sent
+    corrections: np.ndarray = field(default_factory=no_tokens)  # for the next `DraftItem`, from the last round with any
+
+    def leave_worker(self) -> None:
+        self.worker = None
+        self.known = 0
+        self.corrections = no_tokens()
+
+
+@dataclass(slots=True)
 class DraftState:
     """Which sources may draft for a sequence, and what each of them has seen of it."""
 
@@ -66,16 +81,13 @@ class DraftState:
     head_tree: DraftTree | None = None  # drafted by the target's draft head
     head_length: int = 0  # committed tokens that head_tree follows
     record: DraftRecord | None = None  # how each source has fared; None: no drafts yet
-    worker: str | None = None
-    worker_known: int = 0  # tokens that worker has been sent
-    corrections: np.ndarray = field(default_factory=no_tokens)  # for the next `DraftItem`, from the last round with any
+    pools: dict[int, PoolState] = field(default_factory=dict)  # by index, those that may draft for it
     gain: float = 2.0  # tokens that a draft brings, typically; at first a guess
     num_taught: int = 0  # prompt rows that drafters have learnt, here or from a sequence with the same prompt
 
-    def leave_worker(self) -> None:
-        self.worker = None
-        self.worker_known = 0
-        self.corrections = no_tokens()
+    def leave_workers(self) -> None:
+        for held in self.pools.values():
+            held.leave_worker()
 
 
 @dataclass(slots=True)
@@ -185,4 +197,4 @@ class Sequence:
         self.seq_id = seq_id
         self.target.lost()
         self.drafts.cpu_known = [0] * len(self.drafts.cpu_known)
-        self.drafts.leave_worker()
+        self.drafts.leave_workers()

@@ -8,7 +8,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from actors.draft_tree import depths_of
-from actors.drafters.registry import DRAFT_MODEL
 from actors.messages import TokenChunk, VerifyResult
 from cluster.router.emission import sources_of
 from cluster.router.round import Round, RoundEntry, RouterEvent
@@ -52,7 +51,7 @@ def trace_round(
         for source, tree in entry.proposals:
             proposed[source_names[source]] += len(tree.token_ids)
         if entry.chain is not None:
-            proposed[DRAFT_MODEL] += len(entry.chain)
+            proposed[source_names[entry.chain_source]] += len(entry.chain)
         verified.update(sources_of(round, entry, list(range(entry.num_verified)), source_names))
         path = paths.get(entry.seq_id, set())
         nodes = [node for node in range(entry.num_verified) if node in path or _is_guess(round, entry, node)]

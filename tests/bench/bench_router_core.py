@@ -78,7 +78,7 @@ def measure(batch: int, rounds: int, is_profiled: bool) -> np.ndarray:
         RouterConfig(max_running=batch, max_waiting=100_000, max_prefill_rows=1024),
         SpeculationConfig(max_rows=16 * batch),
         drafters,
-        draft_shape=DraftShape(8),
+        draft_shapes={"draft": DraftShape(8)},
     )
     core.set_draft_workers(["worker"])
     random = np.random.default_rng(0)

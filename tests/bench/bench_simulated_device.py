@@ -389,7 +389,7 @@ def simulate_draft_worker(ahead: int, base_s: float, sequences: int = 4, rounds:
     draft_info = WorkerInfo("draft", 1, 0, 2048, BLOCK, options.num_blocks)
     core = RouterCore(
         info, RouterConfig(send_ahead="off", max_running=sequences), SpeculationConfig(drafters=("draft_model",)), {},
-        draft_shape=DraftShape(4),
+        draft_shapes={"draft": DraftShape(4)},
     )  # fmt: skip
     core.set_draft_workers(["drafter"])
     rng = np.random.default_rng(0)

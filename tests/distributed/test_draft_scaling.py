@@ -1,19 +1,23 @@
-"""Draft workers come under load and go after it, or as many are there as was said by hand: no request is lost, no text
-changes, nothing else is restarted.
+"""Draft workers come under load and go after it, or as many are there as was said by hand, and run the model that was
+said: no request is lost, no text changes, nothing else is restarted.
 
-Covers `cluster.cli.scale`.
+Covers `cluster.cli.scale`, `cluster.cli.model_change`, `actors.workers.registered_draft`.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 import ray
+import torch
 from ray.exceptions import RayError
+from safetensors.torch import load_file, save_file
 
 from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
@@ -30,7 +34,12 @@ PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash")]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    return target_and_right_draft(tmp_path_factory.mktemp("models"))
+    target, draft = target_and_right_draft(tmp_path_factory.mktemp("models"))
+    other = shutil.copytree(draft, draft.with_name("other"))
+    weights = load_file(other / "model.safetensors")  # seldom right
+    weights = {name: torch.roll(values, 1, 0) if "mlp" in name else values for name, values in weights.items()}
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    return target, draft, other
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +155,28 @@ def held_workers() -> int | None:
         return None
 
 
-def test_by_hand_there_are_as_many_as_was_said_until_it_is_taken_back(url, wanted):
+def served_models() -> list[str]:
+    workers = ray.get(find_directory(DIRECTORY).workers.remote("draft"))
+    return sorted(Path(worker.model).name for worker in workers)
+
+
+def change_models(other: Path) -> None:
+    """Two workers under load: to another model, and to what is none."""
+    processes = ray_processes("ServeReplica:paceline:DraftPool")
+    patience = ("--wait-s", str(PATIENCE_S))
+    done = scale("draft", "--model", str(other), *patience)
+    assert done.stderr == ""
+    assert done.stdout == f"draft workers: the model from now on is {other}\ndraft workers: 2 run it\n"
+    assert served_models() == ["other", "other"]
+    done = scale("draft", "--model", "/not/there", *patience)
+    assert done.returncode == 2
+    assert "keep the model that they have: " in done.stderr
+    assert "/not/there" in done.stderr
+    assert served_models() == ["other", "other"]
+    assert ray_processes("ServeReplica:paceline:DraftPool") == processes
+
+
+def test_by_hand_there_are_as_many_and_they_run_what_was_said_until_it_is_taken_back(url, wanted, models):
     before = other_processes()
     with Load(url, wanted) as load:
         load.add(0, speculation={"enabled": False})  # by themselves there would be one
@@ -159,9 +189,15 @@ def test_by_hand_there_are_as_many_as_was_said_until_it_is_taken_back(url, wante
         wait_for(lambda: held_workers() == 2, "the directory, which still knows it")
         load.wait_for_answers(8)
         assert metric(url, "paceline_draft_workers") == 2
-    done = scale("draft", "--workers", "auto")
-    assert done.stdout == "draft workers: 2 running, from now on as the load asks for\n"
+        change_models(models[2])
+        load.wait_for_answers(4)
+    done = scale("draft", "--workers", "auto", "--model", "auto")
+    assert done.stdout == (
+        "draft workers: 2 running, from now on as the load asks for\n"
+        "draft workers: the model from now on is that of the configuration\n"
+    )
     wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the end of the other worker", PATIENCE_S)
+    wait_for(lambda: served_models() == ["draft"], "the model of the configuration")
     assert metric(url, "paceline_request_resumed_total") == 0
     assert other_processes() == before
 

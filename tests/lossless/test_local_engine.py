@@ -133,6 +133,21 @@ def test_a_draft_model_of_few_words_costs_no_token(model_dirs, drafts_pay, tmp_p
     assert accepted
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_two_draft_models_cost_no_token(model_dirs, drafts_pay, temperature):
+    target, other = model_dirs["llama"]
+    options = {"max_new_tokens": NEW_TOKENS, "temperature": temperature, "seed": 7, "ignore_eos": True}
+    plain = engine((target, other), ("none",), 1, exact="bitwise").generate(PROMPTS, **options)
+    config = ClusterConfig.model_validate({"more_drafts": {"twin": {"model": str(target), "kv_cache_tokens": 4096}}})
+    both = engine((target, other), ("draft_model", "draft_model.twin"), 8, exact="bitwise", config=config)
+    generations = both.generate(PROMPTS, **options)
+    assert [g.token_ids for g in generations] == [g.token_ids for g in plain]
+    assert sum(g.accepted_tokens.get("draft_model.twin", 0) for g in generations) > 0
+    named = both.generate(PROMPTS, drafters=("draft_model",), **options)
+    assert [g.token_ids for g in named] == [g.token_ids for g in plain]
+    assert {source for g in named for source in g.accepted_tokens} <= {"draft_model"}
+
+
 def test_penalties_are_the_same_with_and_without_drafts(model_dirs):
     options = {"max_new_tokens": NEW_TOKENS, "temperature": 0.8, "seed": 3, "ignore_eos": True}
     options |= {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
@@ -170,7 +185,7 @@ def test_lookahead_on_a_drafter_equal_to_the_target_is_accepted_and_goes_before_
     # How often drafting pays is for the machine to say; what is drafted is right.
     assert set(generation.accepted_tokens) <= {"ouroboros"}
     assert sum(generation.accepted_tokens.values()) >= 0.2 * generation.draft_tokens
-    check_integrity(local._draft)
+    check_integrity(local._drafts["draft"])
     trees = local.generate([PROMPTS[0]], drafters=("draft_model",), **options)[0]
     assert trees.token_ids == plain.token_ids
     assert "ouroboros" not in trees.accepted_tokens
@@ -273,7 +288,7 @@ def test_a_draft_model_that_fails_costs_its_drafts_and_nothing_else(model_dirs, 
     local = engine(
         model_dirs["llama"], ("draft_model",)
     )  # new: it asks the draft model before it knows what that costs
-    draft = local._draft
+    draft = local._drafts["draft"]
     forward, calls = draft._runner.forward, []
 
     def failing(batch, logit_rows):

@@ -52,8 +52,8 @@ def engine(target: Path, draft: Path | str, batch_size: int = 4, **options) -> L
 
 def tokens(local: LocalEngine, **options) -> list[list[int]]:
     generations = local.generate(PROMPTS, max_new_tokens=16, **options)
-    if local._draft is not None:
-        check_integrity(local._draft)
+    for draft in local._drafts.values():
+        check_integrity(draft)
     assert local.target.pool.num_free == local.target.pool.num_blocks
     return [generation.token_ids for generation in generations]
 
@@ -63,7 +63,7 @@ def test_tokens_are_the_same_with_and_without_parallel_drafts(models, sampling):
     plain = tokens(engine(models["target"], "none", 1), **sampling)
     for draft, batch_size in (("draft", 1), ("draft", 4), ("other", 4)):
         drafted = engine(models["target"], models[draft], batch_size, gamma=5)
-        assert isinstance(drafted._draft, RetokenizedDraftEngine) == (draft == "other")
+        assert isinstance(drafted._drafts["draft"], RetokenizedDraftEngine) == (draft == "other")
         assert tokens(drafted, **sampling) == plain
 
 

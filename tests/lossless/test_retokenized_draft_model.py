@@ -62,7 +62,7 @@ def engine(target: Path, draft: Path | str, batch_size: int = 8, **options) -> L
 def tokens(local: LocalEngine, prompts=PROMPTS, **options) -> list[list[int]]:
     options = {"max_new_tokens": NEW_TOKENS} | options
     generations = local.generate(prompts, **options)
-    draft = local._draft
+    draft = local._drafts.get("draft")
     if draft is not None:
         check_integrity(draft)
     assert local.target.pool.num_free == local.target.pool.num_blocks
@@ -75,7 +75,7 @@ def test_tokens_are_the_same_with_and_without_drafts_of_another_vocabulary(model
     plain = tokens(engine(model_dirs[target], "none", 1), **sampling)
     for batch_size in (1, 8):
         drafted = engine(model_dirs[target], model_dirs[draft], batch_size)
-        assert isinstance(drafted._draft, RetokenizedDraftEngine)
+        assert isinstance(drafted._drafts["draft"], RetokenizedDraftEngine)
         assert tokens(drafted, **sampling) == plain
 
 
@@ -99,7 +99,7 @@ def test_it_is_said_once_that_drafts_go_by_way_of_the_text(renumbered, caplog):
     ]
     caplog.clear()
     with caplog.at_level("INFO", logger="actors.build"):
-        assert not isinstance(engine(renumbered[0], renumbered[0])._draft, RetokenizedDraftEngine)
+        assert not isinstance(engine(renumbered[0], renumbered[0])._drafts["draft"], RetokenizedDraftEngine)
     assert not caplog.records
 
 
@@ -116,7 +116,7 @@ def test_a_stream_that_is_left_and_a_model_that_fails_leave_nothing_behind(renum
     next(stream)
     stream.close()
     fresh = engine(*renumbered)  # new: it asks the draft model before it knows what that costs
-    inner = fresh._draft._inner
+    inner = fresh._drafts["draft"]._inner
     forward, calls = inner._runner.forward, []
 
     def failing(batch, logit_rows):
@@ -145,5 +145,5 @@ def test_the_demo_model_writes_the_same_with_a_draft_model_of_another_vocabulary
     options = {"exact": "default", "kv_cache_tokens": 1024}
     plain = tokens(engine(smollm2_dir, "none", 1, **options), prompts, max_new_tokens=8)
     drafted = engine(smollm2_dir, model_dirs["merges"], 1, **options)
-    assert isinstance(drafted._draft, RetokenizedDraftEngine)
+    assert isinstance(drafted._drafts["draft"], RetokenizedDraftEngine)
     assert tokens(drafted, prompts, max_new_tokens=8) == plain

@@ -6,9 +6,10 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -34,8 +35,10 @@ from cluster.router.core import RouterCore
 from cluster.router.driver import RoundWatch, RouterDriver
 from cluster.router.metrics import RouterMetrics
 from cluster.router.status import RouterStatus, router_status
+from cluster.router.worker_drafting import DraftShape
 from paceline_testing.clock import Clock
 from paceline_testing.rounds import toy_info, toy_request
+from paceline_testing.scraped import value_of
 from paceline_testing.toy_drafters import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
@@ -98,7 +101,8 @@ class Worker:
         self.info = WorkerInfo(role, incarnation, toy.vocab_size, toy.max_model_len, toy.block_size, toy.total_blocks)
         self.server = LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public])
         self.loop = WorkerLoop(engine, self.server, self.info)
-        self.entry = WorkerEntry(role, worker_id, self.server.address, incarnation)
+        pool = worker_id.partition("-")[0] if role == "draft" else "draft"
+        self.entry = WorkerEntry(role, worker_id, self.server.address, incarnation, pool=pool)
         self._thread = threading.Thread(target=self.loop.run)
         self._thread.start()
 
@@ -111,14 +115,18 @@ class Worker:
 class Cluster:
     """A router's driver and connections, its workers, and the books on every request."""
 
-    def __init__(self, verify_timeout_s: float, **config: int) -> None:
+    def __init__(self, verify_timeout_s: float, pool_deadlines_s: Mapping[str, float], **config: int) -> None:
+        """pool_deadlines_s: of pools of draft workers beside the first."""
         self.workers: dict[str, Worker] = {}
         self.claim: Callable[[str | None], str | None] = lambda found: found  # what the directory says, of the first
         self.listed: list[WorkerEntry] = []
         self.clock = Clock()  # for how long a group that leaves is used
         self.connections = Connections(ROUTER_KEYS, self.clock)
-        self.core = RouterCore(toy_info(97, 256, 4), RouterConfig(**config), SpeculationConfig(), {})
-        self.driver = RouterDriver(self.core, verify_timeout_s, draft_deadline_s=0.1)
+        shapes = {pool: DraftShape() for pool in ("draft", *pool_deadlines_s)}
+        self.core = RouterCore(
+            toy_info(97, 256, 4), RouterConfig(**config), SpeculationConfig(), {}, draft_shapes=shapes
+        )
+        self.driver = RouterDriver(self.core, verify_timeout_s, 0.1, pool_deadlines_s=pool_deadlines_s)
         self.following = asyncio.create_task(keep_connected(self.connections, self.list_workers, self.follow))
         self.toy = ToyTarget(eos_token_id=EOS, seed=4)
 
@@ -193,14 +201,22 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    drafts: int = 0, verify_timeout_s: float = 10.0, survives: bool = True, **config: int
+    drafts: int = 0,
+    verify_timeout_s: float = 10.0,
+    survives: bool = True,
+    pool_deadlines_s: Mapping[str, float] = MappingProxyType({}),
+    **config: int,
 ) -> AsyncIterator[Cluster]:
-    """A running cluster with one target. A router that survives may in the end have nothing left of any request."""
-    one = Cluster(verify_timeout_s, **config)
+    """A running cluster with one target. A router that survives may in the end have nothing left of any request.
+    pool_deadlines_s: of further pools of draft workers, each with one worker."""
+    one = Cluster(verify_timeout_s, pool_deadlines_s, **config)
     try:
         one.start()
         for index in range(drafts):
             one.start(f"draft-{index}")
+        for pool in pool_deadlines_s:
+            one.start(f"{pool}-0")
+        drafts += len(pool_deadlines_s)
         # The driver's own links: it is told of a new one a moment after it stands.
         await until(lambda: one.driver.has_target and len(one.driver._drafts.links) == drafts)
         yield one
@@ -260,6 +276,29 @@ async def test_streams_are_the_targets_own_text_with_two_draft_workers() -> None
         assert one.core.counters.accepted_tokens["draft_model"] > 100
         assert all(worker.engine.num_batches for worker in one.workers.values())
         assert one.core.counters.stale_sequences == one.core.counters.abandoned_rounds == 0
+
+
+async def test_two_draft_models_draft_for_the_same_streams_and_one_gives_way_to_another() -> None:
+    async with cluster(drafts=1, pool_deadlines_s={"code": 0.1}) as one:
+        await asyncio.gather(*map(one.stream, requests(12)))
+        accepted = one.core.counters.accepted_tokens
+        assert min(accepted["draft_model"], accepted["draft_model.code"]) > 20
+        metrics = RouterMetrics(one.core, one.driver, one.connections)
+        assert value_of(metrics.text(), "paceline_draft_pool_workers", pool="code") == 1
+        streams = one.streams(4)
+        await one.stop("code-0")
+        await until(lambda: value_of(metrics.text(), "paceline_draft_pool_workers", pool="code") == 0)
+        one.start("code-1")
+        await asyncio.gather(*streams)
+        assert one.core.counters.stale_sequences == 0
+
+
+async def test_a_pool_of_draft_workers_has_a_deadline_of_its_own() -> None:
+    async with cluster(pool_deadlines_s={"code": 5.0}) as one:
+        one.workers["code-0"].engine.before = stalls(0.3, every=2)
+        await asyncio.gather(*map(one.stream, requests(4)))
+        assert one.core.counters.accepted_tokens["draft_model.code"] > 0
+        assert one.core.counters.late_drafts == 0
 
 
 async def test_answers_of_the_target_that_come_too_late_repeat_and_lose_nothing() -> None:

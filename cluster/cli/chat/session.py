@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 
-from actors.drafters.registry import AUTO, NONE, expand_drafters
+from actors.drafters.registry import AUTO, NONE, expand_drafters, pools_of
 from actors.errors import InvalidRequest, PacelineError
 from cluster.cli.chat.backend import AnswerTotals, Backend, Message, OnRound, Span
 from cluster.cli.chat.view import View, format_figures
@@ -100,7 +100,7 @@ class ChatSession:
 
     def _choose_drafters(self, names: tuple[str, ...]) -> None:
         known = self.backend.sources
-        chosen = expand_drafters(names, acceptance=self.backend.acceptance)
+        chosen = expand_drafters(names, acceptance=self.backend.acceptance, pools=pools_of(known or ()))
         for name in () if names == (AUTO,) else chosen:
             if known and name not in known:
                 limit = f"this engine was made with {', '.join(known)}; or write {AUTO}, {NONE}"

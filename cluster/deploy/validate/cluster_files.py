@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -54,7 +54,13 @@ def _check_drafters(config: ClusterConfig) -> Iterator[Problem]:
     try:
         has_head = config.target.eagle_head != "none"
         field = "speculation.drafters"
-        names = expand_drafters(speculation.drafters, has_head=has_head, acceptance=speculation.acceptance, field=field)
+        names = expand_drafters(
+            speculation.drafters,
+            has_head=has_head,
+            acceptance=speculation.acceptance,
+            pools=tuple(config.more_drafts),
+            field=field,
+        )
         check_options(names, speculation.drafter_options, "speculation.drafter_options")
     except InvalidRequest as error:
         where: Location = tuple(error.field.split("."))
@@ -63,10 +69,13 @@ def _check_drafters(config: ClusterConfig) -> Iterator[Problem]:
 
 def _keys_at(where: Location) -> list[str]:
     model: Any = ClusterConfig
-    for part in where:
+    parts = iter(where)
+    for part in parts:
         field = model.model_fields.get(str(part)) if isinstance(model, type) and issubclass(model, BaseModel) else None
         if field is None:
             return []
+        if get_origin(field.annotation) is dict:
+            next(parts, None)  # the name of one of its records
         candidates = [field.annotation, *get_args(field.annotation)]
         model = next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
     return list(model.model_fields) if model is not None else []

@@ -7,12 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from actors.pool_names import DRAFT_POOL, deployment_of
 from cluster.config import ClusterConfig
 from cluster.deploy.validate.capacity import Demand
 from cluster.deploy.validate.tree import items, mapping
 
 BUILDER = "cluster.app:build"  # whose arguments are a cluster configuration
-DEPLOYMENTS = ("Gateway", "Router", "DraftPool", "TargetGroup")
+DEPLOYMENTS = ("Gateway", "Router", DRAFT_POOL, "TargetGroup")
 
 
 def cluster_demands(config: ClusterConfig) -> list[Demand]:
@@ -27,7 +28,10 @@ def cluster_demands(config: ClusterConfig) -> list[Demand]:
     ]
     if config.draft.workers > 0 and config.draft.model != "none":
         gpus = (config.draft.gpus or 1.0) if config.draft.device.startswith("cuda") else 0.0
-        demands.append(Demand("DraftPool", ({"CPU": 0.5, "GPU": gpus},)))
+        demands.append(Demand(DRAFT_POOL, ({"CPU": 0.5, "GPU": gpus},)))
+    for pool, options in config.more_drafts.items():
+        gpus = (options.gpus or 1.0) if options.device.startswith("cuda") else 0.0
+        demands.append(Demand(deployment_of(pool), ({"CPU": 0.5, "GPU": gpus},)))
     return demands
 
 

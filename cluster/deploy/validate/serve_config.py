@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from actors.pool_names import pool_of_deployment
 from cluster.deploy.validate.capacity import check_capacity, node_kinds
 from cluster.deploy.validate.cluster_files import check_config
 from cluster.deploy.validate.demands import BUILDER, DEPLOYMENTS, demands_of
@@ -162,7 +163,7 @@ def _check_applications(config: dict[str, Any]) -> Iterator[Inner]:
         )
         for index, deployment in items(application, "deployments"):
             name, place = deployment.get("name"), (*where, "deployments", index)
-            if isinstance(name, str) and name not in DEPLOYMENTS:
+            if isinstance(name, str) and name not in DEPLOYMENTS and pool_of_deployment(name) is None:
                 what = f"the application has no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
                 yield "serve-deployment", (*place, "name"), what
             bundles = items(deployment, "placement_group_bundles")

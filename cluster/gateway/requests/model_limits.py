@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.drafters.registry import AUTO, NONE, expand_drafters
+from actors.drafters.registry import AUTO, NONE, expand_drafters, pools_of
 from actors.errors import InvalidRequest
 from cluster.config import GatewayConfig
 from cluster.gateway.requests.call import MAX_CHOICES, GenerationCall
@@ -49,7 +49,8 @@ def num_new_tokens(call: GenerationCall, num_prompt: int, model: ServedModel, co
 def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
     """Raises InvalidRequest for drafters that do not run, or cannot draft, here: the call would silently get no
     drafts."""
-    expand_drafters(names, acceptance=model.acceptance, field="speculation.drafters")
+    pools = pools_of(model.drafters)
+    expand_drafters(names, acceptance=model.acceptance, pools=pools, field="speculation.drafters")
     for name in names:
         if name not in (AUTO, NONE, *model.drafters):
             have = ", ".join(model.drafters) or "no drafters"

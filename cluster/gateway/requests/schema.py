@@ -47,7 +47,9 @@ class StreamOptions(StrictFields):
     include_obfuscation: bool | None = None  # null: as the cluster does it
 
 
-Sources = Annotated[list[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]], Field(max_length=16)]
+Sources = Annotated[
+    list[Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}([.][a-z0-9-]{1,32})?$")]], Field(max_length=16)
+]
 
 
 class SpeculationFields(StrictFields):

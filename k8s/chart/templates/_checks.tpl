@@ -17,7 +17,7 @@
 {{- $section := get $config $group -}}
 {{- $least := int (get $section (first $fields)) -}}
 {{- $most := int (get $section (last $fields)) -}}
-{{- if and (gt $least $most) (or (ne $group "draft") $drafts) -}}
+{{- if and (gt $least $most) (or (ne $group "draft") (include "paceline.firstDraft" $)) -}}
 {{- fail (printf "config.%s.%s is %d; it must not exceed %s, %d" $group (first $fields) $least (last $fields) $most) -}}
 {{- end -}}
 {{- end -}}
@@ -112,7 +112,12 @@
 {{- if not (or (has $head (list "none" "mtp")) (hasPrefix "/" $head)) -}}
 {{- fail (printf "config.target.eagle_head is %s; it must be none, mtp or a directory, /models/..." $head) -}}
 {{- end -}}
-{{- if and $drafts (not (hasPrefix "/" $config.draft.model)) -}}
+{{- range $pool, $draft := default dict $config.more_drafts -}}
+{{- if not (hasPrefix "/" (toString $draft.model)) -}}
+{{- fail (printf "config.more_drafts.%s.model is %s; it must be a directory, /models/..." $pool (toString $draft.model)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "paceline.firstDraft" .) (not (hasPrefix "/" $config.draft.model)) -}}
 {{- if ne $config.draft.model "auto" -}}
 {{- fail (printf "config.draft.model is %s; it must be none, auto or a directory, /models/..." $config.draft.model) -}}
 {{- end -}}

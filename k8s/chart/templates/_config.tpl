@@ -24,15 +24,27 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- $section := get $config . -}}
 {{- if eq $section.device "auto" }}{{ $_ := set $section "device" (ternary "cuda" "cpu" (ne "0" (include "paceline.gpus" (get $.Values .)))) }}{{ end -}}
 {{- end -}}
+{{- range $draft := default dict $config.more_drafts -}}
+{{- $_ := set $draft "workers" (default 1 $draft.workers) -}}
+{{- $_ := set $draft "max_workers" (default $draft.workers $draft.max_workers) -}}
+{{- if eq (default "auto" $draft.device) "auto" }}{{ $_ := set $draft "device" $config.draft.device }}{{ end -}}
+{{- end -}}
 {{- toYaml $config -}}
 {{- end }}
 
-{{/* Whether there are draft workers: a model, a number above 0, and a drafter that asks them. */}}
-{{- define "paceline.drafts" -}}
+{{/* Whether there are draft workers of `draft`: a model, a number above 0, and a drafter that asks them. */}}
+{{- define "paceline.firstDraft" -}}
 {{- $config := include "paceline.config" . | fromYaml -}}
 {{- $drafters := default (list "auto") (dig "speculation" "drafters" list $config) -}}
 {{- $asks := or (has "auto" $drafters) (has "draft_model" $drafters) (has "ouroboros" $drafters) -}}
 {{- if and $asks (ne $config.draft.model "none") (gt (int $config.draft.workers) 0) }}true{{ end -}}
+{{- end }}
+
+{{/* Whether there are any draft workers. */}}
+{{- define "paceline.drafts" -}}
+{{- $config := include "paceline.config" . | fromYaml -}}
+{{- $drafters := default (list "auto") (dig "speculation" "drafters" list $config) -}}
+{{- if or (include "paceline.firstDraft" .) (and $config.more_drafts (not (has "none" $drafters))) }}true{{ end -}}
 {{- end }}
 
 {{/* The Secret with the password of the shared cache, if there is a cache. */}}
@@ -62,8 +74,12 @@ own values say. YAML with min and max, for fromYaml. */}}
 {{- $most := $config.target.max_groups -}}
 {{- if eq .group "draft" -}}
 {{- $each := max 1 (include "paceline.gpus" $group | int) -}}
-{{- $least = ceil (divf $config.draft.workers $each) -}}
-{{- $most = ceil (divf $config.draft.max_workers $each) -}}
+{{- $workers := 0 -}}
+{{- $mostWorkers := 0 -}}
+{{- if include "paceline.firstDraft" .root }}{{ $workers = int $config.draft.workers }}{{ $mostWorkers = int $config.draft.max_workers }}{{ end -}}
+{{- range default dict $config.more_drafts }}{{ $workers = add $workers (int .workers) }}{{ $mostWorkers = add $mostWorkers (int .max_workers) }}{{ end -}}
+{{- $least = ceil (divf $workers $each) -}}
+{{- $most = ceil (divf $mostWorkers $each) -}}
 {{- end -}}
 {{- if eq .group "router" }}{{ $least = 1 }}{{ $most = 1 }}{{ end -}}
 min: {{ ternary $least (default $least $group.minReplicas) (default false .needed) | int }}
@@ -115,9 +131,16 @@ applications:
     {{- range until (int $config.target.tensor_parallel) }}
     - {CPU: 1.0, target: 0.001{{ if $hasGpu }}, GPU: 1.0{{ end }}}
     {{- end }}
-  {{- if include "paceline.drafts" . }}
+  {{- $resources := printf "{num_cpus: 1, %sresources: {draft: 0.001}}" (ternary "num_gpus: 1, " "" (ne "0" (include "paceline.gpus" .Values.draft))) }}
+  {{- if include "paceline.firstDraft" . }}
   - name: DraftPool
-    ray_actor_options: {num_cpus: 1, {{ if ne "0" (include "paceline.gpus" .Values.draft) }}num_gpus: 1, {{ end }}resources: {draft: 0.001}}
+    ray_actor_options: {{ $resources }}
+  {{- end }}
+  {{- if include "paceline.drafts" . }}
+  {{- range $name, $_ := default dict $config.more_drafts }}
+  - name: DraftPool-{{ $name }}
+    ray_actor_options: {{ $resources }}
+  {{- end }}
   {{- end }}
 {{- end }}
 

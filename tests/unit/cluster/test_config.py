@@ -28,8 +28,11 @@ def test_what_is_shipped_and_every_default_pass(validator):
 
 
 def test_every_section_says_what_it_is_of(validator):
-    sections = {name: validator.schema["$defs"][field["$ref"].rpartition("/")[2]]
-                for name, field in validator.schema["properties"].items()}  # fmt: skip
+    fields = dict(validator.schema["properties"])
+    mapping = fields["more_drafts"]
+    assert mapping["additionalProperties"] is False
+    (fields["more_drafts"],) = mapping["patternProperties"].values()
+    sections = {name: validator.schema["$defs"][field["$ref"].rpartition("/")[2]] for name, field in fields.items()}
     assert sections.keys() == ClusterConfig.model_fields.keys()
     for name, section in sections.items():
         assert section["description"], name
@@ -42,6 +45,10 @@ def test_every_section_says_what_it_is_of(validator):
         "drafts.workers=2",
         "draft.worker=2",
         "draft.lookahead.window=2",
+        "more_drafts.code.model=''",
+        "more_drafts.code.workers=1",
+        "more_drafts.Code.model=a",
+        "more_drafts.draft.model=a",
         "cache.promotion.min_tenant=20",
         "target.tensor_parallel=0",
         "target.kv_cache_fraction=0.96",
@@ -61,3 +68,16 @@ def test_what_the_configuration_refuses_in_one_key_the_schema_refuses(validator,
     for name in reversed(path.split(".")):
         given = {name: given}
     assert not validator.is_valid(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"code": {"model": "auto"}}, "model is auto; it must name a model"),
+        ({"code": {"model": "a", "workers": 0}}, "workers is 0; it must be at least 1"),
+        ({"draft": {"model": "a"}}, "this is the name of the draft model that `draft` describes"),
+    ],
+)
+def test_a_further_draft_model_has_a_model_workers_and_a_name_of_its_own(given, told):
+    with pytest.raises(ValueError, match=told):
+        ClusterConfig.model_validate({"more_drafts": given})

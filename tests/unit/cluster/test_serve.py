@@ -251,6 +251,50 @@ def test_too_few_gpus_are_told_with_their_numbers(model, nodes, target, draft, m
         with_gpu_shares(plan_on_gpus(model, target, draft), nodes)
 
 
+def plan_with_code(model, drafters=("auto",), code=None, choose=None, **draft):
+    more = {"code": {"model": str(model), "workers": 2, **(code or {})}}
+    sections = {"target": {"model": str(model)}, "draft": {"model": str(model), **draft}, "more_drafts": more}
+    config = ClusterConfig.model_validate({**sections, "speculation": {"drafters": drafters}})
+    return plan_cluster(config, Path("/nonexistent"), choose=choose or (lambda device: "cpu"))
+
+
+def test_a_further_draft_model_has_workers_of_its_own_and_a_drafter_of_its_name(model):
+    planned = plan_with_code(model)
+    assert planned.more_drafts["code"].source.path == model
+    assert planned.drafters[-2:] == ("draft_model", "draft_model.code")
+    assert served_model(planned).drafters == planned.drafters
+    assert planned.num_cpus == pytest.approx(plan_on_cpu_without_code(model).num_cpus + 1.0)
+    alone = plan_with_code(model, ("suffix", "draft_model.code"))
+    assert (alone.draft, tuple(alone.more_drafts), alone.drafters) == (None, ("code",), ("suffix", "draft_model.code"))
+    assert not plan_with_code(model, ("none",)).more_drafts
+    with pytest.raises(
+        InvalidRequest, match=r"it must include draft_model\.code, or auto, for more_drafts\.code to be us"
+    ):
+        plan_with_code(model, ("suffix",))
+    with pytest.raises(InvalidRequest, match=r"draft_model\.prose'; known drafters are .*draft_model\.code"):
+        plan_with_code(model, ("auto", "draft_model.prose"))
+    with pytest.raises(ModelError, match="/not/there"):
+        plan_with_code(model, code={"model": "/not/there"})
+
+
+def plan_on_cpu_without_code(model):
+    return plan_on_gpus(model, {"device": "cpu"}, {"device": "cpu"})
+
+
+def test_all_draft_models_share_the_gpus_that_there_are(model):
+    def planned(**fields):
+        return plan_with_code(model, choose=lambda device: "cuda", **fields)
+
+    placed = with_gpu_shares(planned(), [2])
+    shares = [placed.config.draft.gpus, placed.more_drafts["code"].options.gpus]
+    assert shares == [0.3333, 0.3333]
+    assert with_gpu_shares(planned(), [4]).more_drafts["code"].options.gpus == 1.0
+    with pytest.raises(ConfigError, match=r"gpus is given for some of draft, more_drafts\.code; give it for all"):
+        with_gpu_shares(planned(gpus=0.5), [2])
+    given = with_gpu_shares(planned(gpus=0.2, code={"gpus": 0.4}), [2])
+    assert (given.config.draft.gpus, given.more_drafts["code"].options.gpus) == (0.2, 0.4)
+
+
 def test_a_numbered_gpu_is_refused_where_ray_chooses(model):
     for section in ("target", "draft"):
         with pytest.raises(InvalidRequest, match=rf"{section}\.device is 'cuda:1'; Ray chooses the GPU of each worker"):

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.demand import DraftDemand, TargetDemand
 from actors.workers.directory import Directory, WorkerEntry
+from actors.workers.model_changes import WantedModel
 from paceline_testing.clock import Clock
 
 KEYS = LinkKeys.generate()
@@ -116,12 +117,14 @@ def test_a_directory_made_anew_believes_those_who_hold_a_group(directory):
 
 def test_demand_is_the_mean_of_the_routers_that_have_a_group(directory, clock):
     assert directory.target_demand() == TargetDemand()
-    directory.tell_demand("r1", DraftDemand(), TargetDemand(3.0, 1.0))
-    directory.tell_demand("r2", DraftDemand(), TargetDemand(1.0, 0.5))
-    directory.tell_demand("r3", DraftDemand(late_share=0.5))
+    directory.tell_demand("r1", {}, TargetDemand(3.0, 1.0))
+    directory.tell_demand("r2", {}, TargetDemand(1.0, 0.5))
+    directory.tell_demand("r3", {"draft": DraftDemand(late_share=0.5), "code": DraftDemand(gain=0.1)})
     assert directory.target_demand() == TargetDemand(2.0, 0.75)
     assert directory.draft_demand() == DraftDemand(late_share=0.5)
-    directory.tell_demand("r1", DraftDemand())
+    assert directory.draft_demand("code") == DraftDemand(gain=0.1)
+    assert directory.draft_demand("prose") == DraftDemand()
+    directory.tell_demand("r1", {})
     assert directory.target_demand() == TargetDemand(1.0, 0.5)
     clock.now += TTL_S + 0.01
     assert directory.target_demand() == TargetDemand()
@@ -212,3 +215,38 @@ def test_a_number_that_was_set_by_hand_is_told_with_the_demand_until_it_is_taken
     directory.hold("target", 2)
     directory.hold("draft", 0)
     assert (directory.draft_demand().held, directory.target_demand().held) == (0, 2)
+    directory.hold("draft", 5, "code")
+    assert (directory.draft_demand("code").held, directory.draft_demand().held) == (5, 0)
+
+
+def test_a_model_that_is_wanted_is_told_with_a_number_that_rises_and_refusals_are_those_of_the_last_one():
+    directory = Directory(LinkKeys.generate())
+    assert directory.wanted_model("draft") == WantedModel("", 0)
+    directory.want_model("draft", "/models/a")
+    directory.refuse_model("draft", "w", 1, "not there")
+    assert (directory.wanted_model("draft"), directory.refusals("draft")) == (
+        WantedModel("/models/a", 1),
+        ["not there"],
+    )
+    directory.want_model("draft", "")
+    directory.refuse_model("draft", "w", 1, "of the one before")
+    assert (directory.wanted_model("draft"), directory.refusals("draft")) == (WantedModel("", 2), [])
+    assert directory.wanted_model("code") == WantedModel("", 0)
+
+
+def test_one_worker_of_a_pool_at_a_time_changes_its_model_and_one_that_is_gone_keeps_no_turn():
+    clock = Clock()
+    directory = Directory(LinkKeys.generate(), TTL_S, clock)
+    assert directory.take_turn("draft", "a")
+    assert not directory.take_turn("draft", "b")
+    assert directory.take_turn("code", "b")
+    for _ in range(5):
+        clock.now += 0.9 * TTL_S
+        assert directory.take_turn("draft", "a")  # it still loads
+        assert not directory.take_turn("draft", "b")
+    directory.end_turn("draft", "b")  # was not its turn
+    assert not directory.take_turn("draft", "b")
+    directory.end_turn("draft", "a")
+    assert directory.take_turn("draft", "b")
+    clock.now += 1.1 * TTL_S
+    assert directory.take_turn("draft", "a")

@@ -12,7 +12,7 @@ from actors.messages import SamplingParams
 from cache_service.formats.namespaces import OPEN, PUBLIC, named, namespace_of, namespace_of_salt, owner_of, salted
 from cache_service.store.fair_share import first_to_give_way
 from cluster.router.calibration import SourceCalibration
-from cluster.router.draft_wait import TrafficRecords
+from cluster.router.traffic import TrafficRecords
 
 KEY = bytes(32)
 HOME = namespace_of(KEY, "home")

@@ -159,10 +159,10 @@ def test_serve_config_is_what_ray_reads(profile):
 
 
 def test_the_deployments_that_are_placed_are_those_of_the_application():
-    rooms = (ROOT / "cluster" / "gateway", ROOT / "cluster" / "router", ROOT / "actors" / "workers")
+    rooms = (ROOT / "actors", ROOT / "cluster" / "gateway", ROOT / "cluster" / "router", ROOT / "actors" / "workers")
     sources = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
     for deployment in serve_config(profile_objects("prod-70b"))["applications"][0]["deployments"]:
-        assert f'name="{deployment["name"]}"' in sources
+        assert f'"{deployment["name"]}"' in sources
 
 
 def test_versions_are_those_of_the_package():
@@ -257,6 +257,22 @@ def test_draft_pods_hold_a_worker_for_each_gpu(gpus, workers, pods):
     group = groups_of(made)["draft"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, pods)
     assert group["resources"]["CPU"] == str(max(1, gpus))
+
+
+@pytest.mark.parametrize("first", ["/models/draft", "none"])
+def test_each_draft_model_has_its_deployment_and_pods_for_its_workers(first, tmp_path):
+    more = {"code": {"model": "/models/code", "workers": 2, "max_workers": 3}, "prose": {"model": "/models/prose"}}
+    made = objects({"config": {"draft": {"model": first, "workers": 1, "max_workers": 2}, "more_drafts": more}})
+    assert configuration(made).more_drafts["code"].most_workers == 3
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    assert validate([tmp_path], CRDS if CRDS.is_dir() else None).findings == []
+    deployments = {one["name"]: one for one in serve_config(made)["applications"][0]["deployments"]}
+    pools = {"DraftPool-code", "DraftPool-prose"} | ({"DraftPool"} if first != "none" else set())
+    assert {name for name in deployments if name.startswith("DraftPool")} == pools
+    assert all(deployments[name]["ray_actor_options"]["resources"] == {"draft": 0.001} for name in pools)
+    group = groups_of(made)["draft"]
+    has_first = first != "none"
+    assert (group["minReplicas"], group["maxReplicas"]) == (3 + has_first, 4 + 2 * has_first)
 
 
 def test_there_may_be_room_for_more_pods_than_come_by_themselves():
@@ -748,6 +764,7 @@ def test_the_schema_holds_the_limits_of_the_configuration():
         ({"router": {"minReplicas": 0}}, "minReplicas"),
         ({"router": {"minReplicas": 9}}, "router.minReplicas is 9; it must not exceed maxReplicas, 1"),
         ({"target": {"minReplicas": 2}}, "target.minReplicas is 2; it must not exceed maxReplicas, 1"),
+        ({"config": {"more_drafts": {"code": {"model": "qwen"}}}}, "config.more_drafts.code.model is qwen; it"),
         ({"config": {"target": {"groups": 3}}}, "config.target.groups is 3; it must not exceed max_groups, 1"),
         ({"config": {"draft": {"workers": 9}}}, "config.draft.workers is 9; it must not exceed max_workers, 2"),
         (

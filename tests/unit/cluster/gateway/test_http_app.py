@@ -199,6 +199,14 @@ async def test_under_rejection_drafters_that_cannot_draft_are_refused_by_name(cl
     assert (await complete(client)).status_code == 200
 
 
+async def test_a_request_may_name_a_further_draft_model_of_the_cluster(client, service, router):
+    service.model = replace(MODEL, drafters=(*MODEL.drafters, "draft_model.code"))
+    await complete(client, speculation={"drafters": ["draft_model.code"]})
+    assert router.requests[-1].drafters == ("draft_model.code",)
+    error = error_of(await complete(client, speculation={"drafters": ["draft_model.prose"]}), 400)
+    assert error["message"].endswith("draft_model.code")  # the last of those that are known
+
+
 async def test_speculation_statistics_come_when_asked_for(client):
     answer = (await complete(client, max_tokens=9, speculation={"stats": True})).json()
     count = len(tokens(FOX))

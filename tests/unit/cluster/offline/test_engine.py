@@ -35,7 +35,7 @@ def is_empty(engine):
 
     def check() -> bool:
         check_integrity(engine.target)
-        pools = [engine.target.pool, engine._draft.pool]
+        pools = [engine.target.pool, engine._drafts["draft"].pool]
         held = engine.core.has_work or engine.target.num_sequences
         return not held and all(pool.num_free == pool.num_blocks for pool in pools)
 

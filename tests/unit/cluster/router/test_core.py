@@ -75,7 +75,9 @@ def make_core(
     info = toy_info(VOCAB_SIZE, max_model_len, 4, step_times=list(profile))
     drafters = drafters or ({"chain": ChainDrafter(chain)} if chain else {})
     limits, shape = RouterConfig(**config), DraftShape(4, branch)
-    core = toy_core(info, *requests, drafters=drafters, config=limits, speculation=speculation, draft_shape=shape)
+    core = toy_core(
+        info, *requests, drafters=drafters, config=limits, speculation=speculation, draft_shapes={"draft": shape}
+    )
     core.set_draft_workers(list(workers))
     return core
 
@@ -708,7 +710,7 @@ def test_a_lookahead_worker_is_told_once_what_the_target_had_in_mind_at_refused_
     while core.has_work:
         round, _ = core.plan_round(0.0)
         told += [item.corrections.tolist() for batch in round.asked.batches.values() for item in batch.items]
-        assert all(not len(entry.sequence.drafts.corrections) for entry in round.entries)
+        assert all(not len(entry.sequence.drafts.pools[0].corrections) for entry in round.entries)
         batch = core.assemble(round, drafts_of(worker, round))
         drafted = [len(item.tree) for item in batch.items]
         assert batch.num_successors == max(map(bool, drafted), default=0)
@@ -745,7 +747,7 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
     worker = wrong_first(target)
     core = lookahead_core(request(stop_token_ids=(), max_new_tokens=60, namespace="a"))
     (sequence,) = core._requests._sequences.values()
-    while not len(sequence.drafts.corrections):
+    while not len(sequence.drafts.pools[0].corrections):
         one_round(core, target, draft=asking({"w": worker}))
     if event == "purge":
         core.drop("a")
@@ -756,7 +758,7 @@ def test_what_a_worker_was_to_be_told_is_forgotten_with_its_namespace_its_worker
         core.end_overdue(0.0)
     else:
         core.set_draft_workers([] if event == "worker gone" else ["x"])
-    assert bool(len(sequence.drafts.corrections)) == (event == "purge of another namespace")
+    assert bool(len(sequence.drafts.pools[0].corrections)) == (event == "purge of another namespace")
 
 
 def test_a_stale_draft_worker_is_sent_the_sequence_from_the_start(toy_target, worker):

@@ -185,9 +185,16 @@ class Life:
         self.most_required = sum(getattr(drafter, "most_required", 0) for drafter in self.drafters.values())
         self.config = RouterConfig(max_running=max_running, max_waiting=6, max_prefill_rows=max_prefill_rows)
         speculation = SpeculationConfig(max_draft_tokens=7, max_rows=20)
-        self.core = RouterCore(toy_info(13, 60, 4), self.config, speculation, self.drafters, draft_shape=DraftShape(3))
+        self.pools = ("draft", "other")[: 1 + seed % 2]
+        self.core = RouterCore(
+            toy_info(13, 60, 4),
+            self.config,
+            speculation,
+            self.drafters,
+            draft_shapes=dict.fromkeys(self.pools, DraftShape(3)),
+        )
         self.workers = {f"w{i}": OddDraftWorker(self.target, self.rng, faults == 0.0) for i in range(workers)}
-        self.core.set_draft_workers(list(self.workers))
+        self.connect(list(self.workers))
         self.all_workers = dict(self.workers)
         self.now = 0.0
         self.rounds = 0
@@ -197,6 +204,13 @@ class Life:
         self.endings = {}
         self.cancelled = set()
         self.failed_rounds = {}  # by request, since its last chunk
+
+    def connect(self, workers):
+        """Each worker has its pool. Now and then a pool's model is another one than before."""
+        for index, pool in enumerate(self.pools):
+            own = [name for name in workers if int(name[1:]) % len(self.pools) == index]
+            model = self.rng.choice("ab") if self.faults else "a"
+            self.core.set_draft_workers(dict.fromkeys(own, model), pool)
 
     def request(self):
         rng = self.rng
@@ -246,7 +260,7 @@ class Life:
         if rng.random() < self.faults and self.all_workers:
             chosen = rng.sample(list(self.all_workers), rng.randint(0, len(self.all_workers)))
             self.workers = {name: self.all_workers[name] for name in chosen}
-            self.core.set_draft_workers(chosen)
+            self.connect(chosen)
 
     def spoil(self, result):
         """A target that has gone mad over one sequence, in a way that can be told."""

@@ -7,7 +7,7 @@ import pytest
 
 from actors.drafters.registry import create_drafters
 from actors.messages import GenerationRequest, SamplingParams
-from cluster.router.draft_sources import AllowedSources, DraftSources
+from cluster.router.draft_sources import AllowedSources, DraftSources, WorkerSource
 from cluster.router.merged_trees import MAX_SOURCES
 from paceline_testing.rounds import serve, toy_core, toy_info, toy_request
 from paceline_testing.toy_target import ToyTarget
@@ -30,25 +30,35 @@ def test_sources_have_the_order_of_the_planner_and_ouroboros_is_there_only_where
     assert (without.names, without.head) == (("cache", "suffix", "draft_model"), None)
 
 
+def test_further_draft_models_are_sources_of_their_names_and_of_pools_of_their_own():
+    known = DraftSources(CPU, ("auto", "ouroboros"), False, ("draft", "code"))
+    assert known.names == ("cache", "suffix", "ouroboros", "draft_model", "draft_model.code")
+    assert known.of_pools == ((2, 3), (4,))
+    first, code = WorkerSource(2, "lookahead"), WorkerSource(4, pool=1)
+    assert known.allowed(request()).workers == (first, code)
+    assert known.allowed(request("draft_model.code")) == AllowedSources((), None, (code,))
+    assert known.allowed(request(acceptance="rejection")).workers == (WorkerSource(3), code)
+
+
 def test_auto_allows_every_source_and_a_name_only_its_own():
     known = sources("auto")
-    assert known.allowed(request()) == AllowedSources((0, 1), 2, 3)
+    assert known.allowed(request()) == AllowedSources((0, 1), 2, (WorkerSource(3),))
     assert known.allowed(request("suffix")) == AllowedSources((1,))
-    assert known.allowed(request("eagle", "draft_model")) == AllowedSources((), 2, 3)
+    assert known.allowed(request("eagle", "draft_model")) == AllowedSources((), 2, (WorkerSource(3),))
     assert not known.allowed(request("prediction"))
 
 
 def test_a_sequence_that_may_use_ouroboros_does_not_use_trees():
     known = sources("ouroboros", "draft_model")
-    assert known.allowed(request()) == AllowedSources((), None, 3, "lookahead")
-    assert known.allowed(request("draft_model")) == AllowedSources((), None, 4, "tree")
+    assert known.allowed(request()) == AllowedSources((), None, (WorkerSource(3, "lookahead"),))
+    assert known.allowed(request("draft_model")) == AllowedSources((), None, (WorkerSource(4),))
 
 
 def test_under_rejection_the_draft_model_draws_and_lookahead_has_no_part():
     known = sources("auto", "ouroboros")
     coupled = known.allowed(request())
-    assert (coupled.worker, coupled.method) == (3, "lookahead")
-    assert known.allowed(request(acceptance="rejection")) == replace(coupled, worker=4, method="tree")
+    assert coupled.workers == (WorkerSource(3, "lookahead"),)
+    assert known.allowed(request(acceptance="rejection")) == replace(coupled, workers=(WorkerSource(4),))
     assert len(known.allowed(request("suffix", acceptance="rejection"))) == 1
     assert not known.allowed(request("ouroboros", "lookahead", acceptance="rejection"))
 

@@ -1,6 +1,6 @@
 """Whose record a round goes by."""
 
-from cluster.router.draft_wait import TrafficRecords
+from cluster.router.traffic import TrafficRecords
 
 
 def test_a_namespace_has_its_own_record_and_rounds_of_several_have_one_together():

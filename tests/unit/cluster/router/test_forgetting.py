@@ -10,8 +10,8 @@ from actors.engine.options import EngineOptions
 from actors.lookahead.phrase_pool import PhrasePool
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from cluster.router.calibration import SourceCalibration
-from cluster.router.draft_wait import TrafficRecords
 from cluster.router.draft_workers import DraftWorkers
+from cluster.router.traffic import TrafficRecords
 from paceline_testing.integrity import check_integrity
 from paceline_testing.rounds import toy_core, toy_info, toy_request, toy_round
 from paceline_testing.tiny_models import make_tiny_model

@@ -5,10 +5,10 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from actors.messages import Verdict, VerifyResult
 from cluster.cli.bench.acceptance import PositionAcceptance, SourceAcceptance, count_acceptance
-from cluster.router.draft_wait import Traffic
 from cluster.router.merged_trees import MERGED_NODE, MergedTrees
 from cluster.router.round import Round, RoundEntry, RoundSize
 from cluster.router.trace import RoundTrace, trace_round
+from cluster.router.traffic import Traffic
 
 
 def trace(depths, proposed=None, verified=None, accepted=None):

@@ -1,0 +1,56 @@
+"""A draft worker with its entry in the directory."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from ray.util import get_node_ip_address
+
+from actors.workers.directory import WorkerEntry
+from actors.workers.draft_worker import DraftWorker
+from actors.workers.quiet_watch import QuietWatch
+from actors.workers.registration import Registration
+from actors.workers.settings import DraftSettings
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_POLL_S = 0.05
+
+
+class RegisteredDraft:
+    """Loads the model, opens the link and registers. Raises what loading a model raises."""
+
+    def __init__(self, settings: DraftSettings, directory_name: str, model_number: int) -> None:
+        """model_number: of the `WantedModel` that this is."""
+        started = time.monotonic()
+        incarnation = secrets.randbits(62)
+        self.settings = settings
+        self.worker = DraftWorker(settings, incarnation, get_node_ip_address())
+        entry = WorkerEntry(
+            "draft",
+            f"draft-{incarnation:x}",
+            self.worker.server.address,
+            incarnation,
+            model=settings.source.spec,
+            pool=settings.pool,
+            model_number=model_number,
+        )
+        self._registration = Registration(directory_name, entry, self.worker.server)
+        logger.info("draft model %s serves after %.1f s", settings.source.path, time.monotonic() - started)
+
+    def renumber(self, model_number: int) -> None:
+        """The model that it runs is wanted again."""
+        self._registration.update(model_number=model_number)
+
+    def leave(self) -> None:
+        """Tell the routers, answer until they send nothing more, and stop."""
+        self._registration.announce_leaving()
+        watch = QuietWatch()
+        while self.worker.failure is None and not watch.is_over(
+            self.worker.loop.num_batches, self.worker.loop.busy_s > 0.0
+        ):
+            time.sleep(_LEAVE_POLL_S)
+        self._registration.leave()
+        self.worker.stop()

@@ -1,0 +1,117 @@
+"""The pools of draft workers of a router, one for each draft model: which of them a round asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from actors.messages import DraftItem, DraftResult, VerifyResult
+from cluster.router.pool_wait import Pools
+from cluster.router.round import Emitted, Round, RoundEntry
+from cluster.router.sequence import Sequence
+from cluster.router.traffic import TrafficRecords
+from cluster.router.worker_drafting import Asking, WorkerDrafting
+
+
+class DraftPools:
+    """Which pools a round asks depends on its record (`Traffic.draft_wait`). In a round of several namespaces that asks
+    several pools, each sequence is drafted for by those that are right in its namespace (`Traffic.merits`)."""
+
+    def __init__(self, pools: Mapping[str, WorkerDrafting], records: TrafficRecords) -> None:
+        """pools: by name, in the order of their indices."""
+        self.names = tuple(pools)
+        self._records = records
+        self._pools = list(pools.values())
+        self._models: dict[str, frozenset[str]] = {}  # that the workers of a pool have run, when it had any last
+
+    def set_workers(self, pool: str, models: Mapping[str, str], sequences: Iterable[Sequence]) -> bool:
+        """models: the draft model of each connected worker of the pool. Returns whether the models are others than
+        before: what the pool has shown is of no use then."""
+        self._pools[self.names.index(pool)].workers.set_workers(list(models), sequences)
+        before, now = self._models.get(pool), frozenset(models.values())
+        if not now:
+            return False
+        self._models[pool] = now
+        return before is not None and before != now
+
+    @property
+    def has_workers(self) -> bool:
+        return any(len(pool.workers) for pool in self._pools)
+
+    @property
+    def has_notices(self) -> bool:
+        """Whether a worker is still to be told of sequences that have ended or namespaces to drop."""
+        return any(pool.workers.has_notices for pool in self._pools)
+
+    def ask(self, round: Round, row_price: Callable[[Round], float]) -> None:
+        """Write draft batches for the sequences that emit, of the pools for which waiting pays. Workers that the round
+        does not wait for receive prompts of sequences that do not emit yet. row_price: the probability from which a
+        node pays."""
+        wait, size = round.traffic.draft_wait, round.size
+        asking: list[Asking] = [pool.could_ask(round) for pool in self._pools]
+        there = [index for index, entries in enumerate(asking) if entries]
+        asked = wait.pools_to_ask(size.num_emitting, there) if there else ()
+        if len(asked) > 1 and len({entry.sequence.namespace for entry in round.entries}) > 1:
+            self._leave_out(asking, asked)
+        price = row_price(round) if asked else 0.0
+        tokens_per_s = (wait.tokens_per_s(size.num_emitting, asked) or 0.0) if asked else 0.0
+        for index, pool in enumerate(self._pools):
+            items: dict[str, list[DraftItem]] = {}
+            if index in asked:
+                pool.ask(round, asking[index], tokens_per_s, price, items)
+            if len(pool.workers) and (
+                index in asked or (not asking[index] and wait.seems_to_pay(size.num_running, index))
+            ):
+                pool.send_prompts_ahead(round, items)
+            for worker_id, batch in pool.batches(round, items).items():
+                round.asked.batches[worker_id] = batch
+                round.asked.pool_of[worker_id] = index
+
+    def _leave_out(self, asking: list[Asking], asked: Pools) -> None:
+        """Take entries off the pools whose drafts are seldom right in their namespace, and others' are not."""
+        wanted: dict[str, set[int]] = {}
+        for namespace in {entry.sequence.namespace for pool in asked for entry, _ in asking[pool]}:
+            merits = self._records.of([namespace]).merits
+            best = max(merits[pool].tokens for pool in asked)
+            wanted[namespace] = {pool for pool in asked if merits[pool].is_wanted(best)}
+        for pool in asked:
+            asking[pool] = [item for item in asking[pool] if pool in wanted[item[0].sequence.namespace]]
+
+    def take_results(self, round: Round, results: Mapping[str, DraftResult | None]) -> None:
+        """results: by worker; None or missing: no answer in time."""
+        for worker_id, index in round.asked.pool_of.items():
+            self._pools[index].take_result(round, worker_id, results.get(worker_id))
+
+    def observe(self, round: Round, emitted: list[Emitted]) -> None:
+        """Learn how likely drafts are right. Call it when the round's tokens are committed."""
+        for index in round.asked.pools:
+            self._pools[index].observe(round, emitted)
+            if len(self._pools) > 1:
+                self._observe_merit(index, round, emitted)
+
+    def _observe_merit(self, index: int, round: Round, emitted: list[Emitted]) -> None:
+        for entry_index, first, _ in emitted:
+            entry = round.entries[entry_index]
+            right = self._pools[index].right_tokens(entry, first)
+            if right is not None:
+                self._records.of([entry.sequence.namespace]).merits[index].observe(right)
+
+    def wants_corrections(self, round: Round) -> bool:
+        """Whether a worker learns from the target predictions of this round."""
+        return any(pool.wants_corrections(round) for pool in self._pools)
+
+    def keep_corrections(self, entries: SequenceOf[RoundEntry], result: VerifyResult, token_ids: np.ndarray) -> None:
+        """Keep target predictions after rejected draft tokens: see `WorkerDrafting.keep_corrections`."""
+        for pool in self._pools:
+            pool.keep_corrections(entries, result, token_ids)
+
+    def drop_namespace(self, namespace: str) -> None:
+        for pool in self._pools:
+            pool.drop_namespace(namespace)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended or gets another id; its workers are told with their next batches."""
+        for pool in self._pools:
+            pool.workers.forget(sequence)

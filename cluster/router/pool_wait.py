@@ -1,0 +1,103 @@
+"""Which pools of draft workers a round asks, by what asking them has brought in its namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from cluster.router.draft_wait import DraftWait, Load
+
+Pools = tuple[int, ...]  # indices of the pools that a round asks
+
+_CAUTION = 1.02  # all pools together must be better than one of them by this factor: they are busy for it
+
+
+class PoolWait:
+    """A round asks no pool, one of them, or all of them together. What asking has brought is known for each of these
+    choices (`DraftWait`), and the one with most tokens a second is taken.
+
+    The choices are compared by their gain over the same rounds without drafts of these pools, so the text being easy
+    or hard does not disturb the comparison. Each is asked in a few consecutive rounds first: a draft model that is
+    asked again must compute the tokens since. What is not chosen is tried again, and ever more seldom, as in
+    `DraftWait`, where the time that tries lose is measured against what would have been chosen.
+    """
+
+    def __init__(self, num_pools: int = 1) -> None:
+        choices: list[Pools] = [(pool,) for pool in range(num_pools)]
+        if num_pools > 1:
+            choices.append(tuple(range(num_pools)))
+        self._waits = {pools: DraftWait() for pools in choices}
+        self._first = self._waits[(0,)]
+
+    @property
+    def overhead_s(self) -> float:
+        """Time of a round outside of the target's forward and the wait for drafts."""
+        return self._first.overhead_s
+
+    def expected_wait_s(self, num_emitting: int, pools: Pools) -> float:
+        wait = self._waits.get(pools)
+        return 0.0 if wait is None else wait.expected_wait_s(num_emitting)
+
+    def tokens_per_s(self, num_emitting: int, pools: Pools) -> float | None:
+        """What rounds that asked these pools have emitted in their time; None: not known."""
+        wait = self._waits.get(pools)
+        return None if wait is None else wait.tokens_per_s(num_emitting)
+
+    def pools_to_ask(self, num_emitting: int, there: Collection[int]) -> Pools:
+        """The pools that a round with this many emitting sequences asks. there: those that it could ask, at least one.
+        Counts the call as a round."""
+        choices = [pools for pools in self._waits if all(pool in there for pool in pools)]
+        if len(choices) == 1:
+            return choices[0] if self._waits[choices[0]].pays(num_emitting) else ()
+        loads = {pools: self._waits[pools].load(num_emitting) for pools in choices}
+        for pools, load in loads.items():
+            if load.is_being_tried():
+                return pools
+        best = _best_of(loads)
+        if best:
+            loads[best].settle()
+        for pools, load in loads.items():
+            if pools != best and load.try_again():
+                return pools
+        return best
+
+    def seems_to_pay(self, num_emitting: int, pool: int) -> bool:
+        """Whether rounds ask the pool by what is known, or do not know yet; no try is due for this."""
+        if len(self._waits) == 1:
+            return self._first.seems_to_pay(num_emitting)
+        loads = {pools: wait.load(num_emitting) for pools, wait in self._waits.items()}
+        if any(not load.is_known for pools, load in loads.items() if pool in pools):
+            return True
+        return pool in _best_of(loads)
+
+    def observe(
+        self, num_emitting: int, asked: Pools, tokens: int, gained: int, *, outside_s: float, verify_s: float
+    ) -> None:
+        """Take in a round that asked these pools, none if (): see `DraftWait.observe`."""
+        if not asked:
+            for wait in self._waits.values():
+                wait.observe(num_emitting, False, tokens, gained, outside_s=outside_s, verify_s=verify_s)
+        elif asked in self._waits:
+            best = self._best_other(num_emitting, asked)
+            wait = self._waits[asked]
+            wait.observe(num_emitting, True, tokens, gained, outside_s=outside_s, verify_s=verify_s, best=best)
+
+    def _best_other(self, num_emitting: int, asked: Pools) -> float:
+        """The greatest known advantage of the other choices; asking nobody has 1."""
+        loads = (wait.load(num_emitting) for pools, wait in self._waits.items() if pools != asked)
+        return max([1.0, *(load.advantage for load in loads if load.is_known)])
+
+    def forget_pool(self, pool: int) -> None:
+        """Drop what asking the pool has brought, alone or with others."""
+        for pools, wait in self._waits.items():
+            if pool in pools:
+                wait.forget_loads()
+
+
+def _best_of(loads: dict[Pools, Load]) -> Pools:
+    """The choice with most tokens a second; (): asking nobody."""
+
+    def value(pools: Pools) -> float:
+        return loads[pools].advantage / (_CAUTION if len(pools) > 1 else 1.0)
+
+    best = max(loads, key=value)
+    return best if loads[best].has_paid else ()
