@@ -23,15 +23,18 @@ from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
 from actors.engine.options import EngineOptions, RoundLimits
 from actors.engine.rank_group import least_of_ranks
+from actors.engine.recurrent.state_bytes import recurrent_state_bytes
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
 from actors.models.collectives import sum_in_rank_order, use_symmetric_memory
 from actors.models.dtypes import choose_dtype
+from actors.models.layer_types import WITHOUT_KEYS, layer_types
 from actors.models.loader import (
     check_attention,
     check_encoder_decoder,
     check_exact,
+    check_recurrent_state,
     choose_device,
     length_limits,
     load_config,
@@ -80,6 +83,7 @@ def build_target_engine(
         raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
     config = load_config(source)
     check_encoder_decoder(source, options)
+    check_recurrent_state(source, options)
     # Ranks that measure for themselves might disagree, and the arithmetic of bitwise mode is float32.
     measures = ranks == 1 and options.exact == "default"
     dtype = choose_dtype(options.dtype, config, device, fastest_dtype if measures else None)
@@ -124,6 +128,8 @@ def _target_blocks(
     tokens = options.kv_cache_tokens
     if tokens is None:
         num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
+        # Each sequence has a state, and a round computes with a copy of it.
+        num_bytes -= 2 * limits.sequences * recurrent_state_bytes(model)
         if head is not None:
             bytes_per_token += head.kv_bytes_per_token()
         tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)
@@ -226,6 +232,7 @@ def kv_bytes_per_token(
     """
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
+    layers -= sum(kind in WITHOUT_KEYS for kind in layer_types(config))
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads

@@ -65,6 +65,11 @@ class DraftTree(msgspec.Struct, frozen=True, array_like=True):
             required=None if self.required is None else self.required[:count],
         )
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node is the child of the one before it."""
+        return bool((self.parents == np.arange(-1, len(self.parents) - 1)).all())
+
     def is_valid(self, vocab_size: int) -> bool:
         """Whether arrays are equally long, parents come before children, siblings are distinct, tokens are in the
         vocabulary, confidence is in [0, 1], token ids and parents are signed integers, and `required`, if there is one,

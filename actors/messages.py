@@ -334,6 +334,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     has_head: bool = False  # whether a draft head runs beside the target
     # Only a target: row counts that its forwards are padded to, ascending. Empty, or beyond the last: no padding.
     row_steps: list[int] = []
+    chain_only: bool = False  # only a target: it verifies draft trees that are chains, and ignores others
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

@@ -34,6 +34,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
+from actors.errors import ModelError
 from actors.messages import DraftBatch, DraftItem, DraftResult, SequenceStart
 from actors.models.loader import length_limits
 from actors.options import LookaheadOptions
@@ -88,9 +89,14 @@ class DraftEngine:
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
-        a parallel model, which has no encoder; it must not be among the guesses."""
+        a parallel model, which has no encoder; it must not be among the guesses. Raises ModelError for a model with a
+        recurrent state."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
+        if self._runner.chain_only:
+            raise ModelError(
+                f"{model.config.model_type} has a recurrent state; a draft model, which drafts trees, must have none"
+            )
         self._guesser = Guesser(self._runner, vocab_map, mask_token)
         self._is_parallel = mask_token is not None
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)

@@ -93,6 +93,7 @@ class EncoderDecoderRunner:
     """An encoder-decoder model with the interface of `ModelRunner`."""
 
     sequence_type = EncoderDecoderSequence
+    chain_only = False
     row_steps: tuple[int, ...] = ()  # no padding
 
     def __init__(self, model: PreTrainedModel) -> None:

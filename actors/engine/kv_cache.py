@@ -31,6 +31,11 @@ class LayerShape(NamedTuple):
     def stored_dims(self) -> tuple[int, ...]:
         return (self.key_dim,) if self.shares_values else (self.key_dim, self.value_dim)
 
+    @staticmethod
+    def without_keys(dtype: torch.dtype) -> LayerShape:
+        """Of a layer that does not attend."""
+        return LayerShape(0, 0, 0, dtype)
+
 
 class KvCache:
     """Keys and values by layer, each [num_slots + 1, kv_heads, dim]. Slot = block * block_size + offset.
@@ -75,7 +80,7 @@ class KvCache:
     def _zeros(self, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Zeros for all slots, which are read before they are written, too."""
         shape = (count, self.num_slots + 1, kv_heads, dim)
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or math.prod(shape) == 0:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         # numpy's zeros take memory from the system at the first write, torch's at once.
         return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

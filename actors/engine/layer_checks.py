@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from transformers import PreTrainedModel
 
 from actors.errors import ModelError
+from actors.models.layer_types import ATTENDING, RECURRENT, layer_types
 from actors.options import Exactness
 
-_COMPUTED = ("full_attention", "sliding_attention")
-_RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 _OF_CHOSEN_KEYS = (
     "indexed_attention",
     "compressed_sparse_attention",
@@ -16,19 +17,20 @@ _OF_CHOSEN_KEYS = (
     "minimax_m3_sparse",
 )
 _LACKED = {
-    **dict.fromkeys(_RECURRENT, "a recurrent state"),
+    **dict.fromkeys(RECURRENT, "a recurrent state"),
     **dict.fromkeys(_OF_CHOSEN_KEYS, "attention to chosen keys"),
     "chunked_attention": "attention within chunks",
 }
 
 
-def check_layers(model: PreTrainedModel, exact: Exactness) -> None:
-    """Raises ModelError for types of layers, positions and experts that are not supported."""
+def check_layers(model: PreTrainedModel, exact: Exactness, computed: Collection[str] = ATTENDING) -> None:
+    """Raises ModelError for types of layers, positions and experts that are not supported. computed: types of layers
+    that are."""
     config = model.config.get_text_config()
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - {*_COMPUTED})
+    others = sorted(set(layer_types(config)) - {*computed})
     if others:
         named = ", ".join(f"{name} ({_LACKED[name]})" if name in _LACKED else name for name in others)
-        raise ModelError(f"{config.model_type} has layers of type {named}; {' and '.join(_COMPUTED)} are computed")
+        raise ModelError(f"{config.model_type} has layers of type {named}; {' and '.join(ATTENDING)} are computed")
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.base_model.modules()):
         raise ModelError(f"{config.model_type} counts positions from its padding token on; they must begin at 0")
     experts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]

@@ -13,6 +13,7 @@ from actors.engine.attention.latent import latent_projection
 from actors.engine.decoder_layers import num_decoder_layers
 from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
+from actors.models.layer_types import WITHOUT_KEYS, layer_types
 
 
 class ShapeProbe:
@@ -33,21 +34,25 @@ class ShapeProbe:
             self.windowed.add(layer)
         return query.new_zeros((*query.shape[:-1], values.shape[-1]))
 
-    def shapes(self, num_layers: int, name: str) -> list[LayerShape]:
-        """Shapes of layers 0 .. num_layers - 1. Raises ModelError, with the model's name, if some have not attended."""
-        if sorted(self._shapes) != list(range(num_layers)):
+    def shapes(self, num_layers: int, name: str, without_keys: Set[int]) -> list[LayerShape]:
+        """Shapes of layers 0 .. num_layers - 1. without_keys: those that do not attend. Raises ModelError, with the
+        model's name, if other layers have attended than must."""
+        attending = [layer for layer in range(num_layers) if layer not in without_keys]
+        if sorted(self._shapes) != attending or not attending:
             raise ModelError(
-                f"{len(self._shapes)} of {num_layers} layers of {name} attend through transformers' attention "
+                f"{len(self._shapes)} of {len(attending)} layers of {name} attend through transformers' attention "
                 "interface; all must"
             )
-        return [self._shapes[layer] for layer in range(num_layers)]
+        none = LayerShape.without_keys(self._shapes[attending[0]].dtype)
+        return [self._shapes.get(layer, none) for layer in range(num_layers)]
 
 
 def _give_windows(model: PreTrainedModel, windowed: Set[int]) -> None:
     """Tell the layers whose sliding window is only in transformers' masks (Qwen2-MoE), which are not made here."""
     config = model.config.get_text_config()
-    types = enumerate(getattr(config, "layer_types", None) or ())
-    missing = {layer for layer, kind in types if kind == "sliding_attention" and layer not in windowed}
+    missing = {
+        layer for layer, kind in enumerate(layer_types(config)) if kind == "sliding_attention" and layer not in windowed
+    }
     for module in model.base_model.modules():
         if getattr(module, "layer_idx", None) in missing:
             module.window_of_mask = config.sliding_window
@@ -83,7 +88,8 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
     except PlanLost:
         carry_plans(model)
         probe = _probe(model)
-    shapes = probe.shapes(num_decoder_layers(model), _described(model))
+    without_keys = {layer for layer, kind in enumerate(layer_types(model.config)) if kind in WITHOUT_KEYS}
+    shapes = probe.shapes(num_decoder_layers(model), _described(model), without_keys)
     _give_windows(model, probe.windowed)
     for module in model.modules():
         if latent_projection(module) is not None:

@@ -22,16 +22,16 @@ from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
-from actors.engine.sequence import Sequence
 from actors.engine.target_engine import TargetEngine
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, Verdict, VerifyBatch, VerifyItem
 from actors.models.decoder_start import DecoderStart
+from actors.models.layer_types import has_recurrent_state
 from actors.models.loader import generation_problem
 from actors.models.random_model import random_model
 from actors.models.tiny_config import VOCAB_SIZE, config_of_type, tiny_config
 
-Outcome = Literal["exact", "refused", "not tried", "wrong"]
+Outcome = Literal["exact", "chain only", "refused", "not tried", "wrong"]
 
 _BLOCK_SIZE = 4
 _NUM_BLOCKS = 64
@@ -44,12 +44,12 @@ _Tree = tuple[list[int], list[int]]  # tokens and parents
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """outcome "exact": all logits and tokens are those of the unpatched model; "refused": the engine does not load the
-    model; "not tried": no tiny model can be made of the configuration; "wrong": the engine loads it and its output
-    differs, which is a bug of the engine."""
+    """outcome "exact": all logits and tokens are those of the unpatched model; "chain only": the same, with draft trees
+    that are chains; "refused": the engine does not load the model; "not tried": no tiny model can be made of the
+    configuration; "wrong": the engine loads it and its output differs, which is a bug of the engine."""
 
     outcome: Outcome
-    reason: str = ""  # empty: exact
+    reason: str = ""  # empty: exact or chain only
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.reason}" if self.reason else self.outcome
@@ -84,7 +84,9 @@ def check_architecture(config: PretrainedConfig) -> ModelCheck:
         difference = _difference(model, reference)
     except ModelError as error:
         return ModelCheck("refused", str(error))
-    return ModelCheck("exact") if difference is None else ModelCheck("wrong", difference)
+    if difference is not None:
+        return ModelCheck("wrong", difference)
+    return ModelCheck("chain only" if has_recurrent_state(model.config) else "exact")
 
 
 class _Reference:
@@ -137,17 +139,22 @@ def _difference_of_logits(runner: ModelRunner | EncoderDecoderRunner, reference:
     """Two sequences in each forward: a part of their prompts, the rest with a tree, and all with a chain."""
     pool = BlockPool(_NUM_BLOCKS, _BLOCK_SIZE, prefix_cache=False)
     texts = [_Text(runner, pool, seq_id, prompt) for seq_id, prompt in enumerate(_prompts()[:2])]
+    parents = [-1, 0, 1, 2, 3] if runner.chain_only else [-1, -1, 0, 0, 2]
     rounds: list[tuple[str, int | None, _Tree]] = [
         ("a part of a prompt", _CHUNK, ([], [])),
-        ("a draft tree", None, ([5, 9, 6, 7, 8], [-1, -1, 0, 0, 2])),
+        ("a draft tree", None, ([5, 9, 6, 7, 8], parents)),
     ]
-    for what, count, tree in rounds[runner.sequence_type is not Sequence :]:  # an encoder reads a prompt at once
+    for what, count, tree in rounds[_has_encoder(runner) :]:  # an encoder reads a prompt at once
         difference = _difference_of_round(runner, reference, texts, count, tree)
         if difference is not None:
             return f"logits of {what} differ by {difference}"
     texts = [_Text(runner, pool, seq_id, prompt) for seq_id, prompt in enumerate(_prompts()[:2])]
     difference = _difference_of_round(runner, reference, texts, None, ([9, 4, 8], [-1, 0, 1]))
     return None if difference is None else f"logits of a chain differ by {difference}"
+
+
+def _has_encoder(runner: ModelRunner | EncoderDecoderRunner) -> bool:
+    return isinstance(runner, EncoderDecoderRunner)
 
 
 class _Text:
@@ -157,7 +164,7 @@ class _Text:
         self, runner: ModelRunner | EncoderDecoderRunner, pool: BlockPool, seq_id: int, prompt: list[int]
     ) -> None:
         self.prompt = prompt
-        self.output = [11, 12] if runner.sequence_type is not Sequence else []
+        self.output = [11, 12] if _has_encoder(runner) else []
         self.sequence = runner.sequence_type(seq_id, SequenceStart(_GREEDY, len(prompt)), pool)
         self.sequence.extend(np.array(prompt + self.output, np.int32))
         self.sequence.reserve(self.sequence.length + 8)
@@ -187,7 +194,7 @@ def _difference_of_round(
         sequence = text.sequence
         rows = sequence.num_pending if count is None else min(count, sequence.num_pending)
         parts.append(SequenceRows(sequence, rows, tokens, parents))
-        wanted.append((rows if runner.sequence_type is Sequence else 1) + len(tokens))
+        wanted.append((1 if _has_encoder(runner) else rows) + len(tokens))
         expected.append(text.expected(reference, sequence.num_computed + rows, tree)[-wanted[-1] :])
     logits = runner.run(parts, wanted)
     for part in parts:
@@ -215,7 +222,7 @@ def _difference_of_tokens(engine: TargetEngine, reference: _Reference) -> str | 
     """Greedy answers: two at a time, with right and wrong drafts, and one whose prompt begins as an earlier one."""
     first, second, third = ([prompt, reference.answer(prompt, _OUTPUT)] for prompt in _prompts())
     for what, answers in (("answers", [first, second]), ("an answer after a cached prefix", [third])):
-        streams = [_Stream(index + 1, *answer) for index, answer in enumerate(answers)]
+        streams = [_Stream(index + 1, *answer, chain_only=engine.chain_only) for index, answer in enumerate(answers)]
         rounds = shared = 0
         while any(stream.is_open for stream in streams):
             open_streams = [stream for stream in streams if stream.is_open]
@@ -230,7 +237,7 @@ def _difference_of_tokens(engine: TargetEngine, reference: _Reference) -> str | 
         for stream in streams:
             if stream.output[:_OUTPUT] != stream.truth:
                 return f"tokens of {what} differ"
-    if not shared and not engine.model.config.is_encoder_decoder:
+    if not shared and engine.pool.prefix_cache and not engine.model.config.is_encoder_decoder:
         return "no cached prefix was found"
     return None
 
@@ -238,8 +245,9 @@ def _difference_of_tokens(engine: TargetEngine, reference: _Reference) -> str | 
 class _Stream:
     """The router's side of a sequence that knows the right answer and drafts from it, in trees and in chains."""
 
-    def __init__(self, seq_id: int, prompt: list[int], truth: list[int]) -> None:
+    def __init__(self, seq_id: int, prompt: list[int], truth: list[int], *, chain_only: bool) -> None:
         self.seq_id = seq_id
+        self._chain_only = chain_only
         self.truth = truth
         self.output: list[int] = []
         self._prompt = prompt
@@ -256,7 +264,10 @@ class _Stream:
         wrong = [(token + 1) % VOCAB_SIZE for token in rest]
         parents = list(range(-1, len(rest) - 1))
         self._draft = rest
-        if round_id % 2:  # the wrong branch first, so that accepted keys and values have to move
+        if round_id % 2 and self._chain_only:  # one row is accepted, the others are not
+            self._draft = rest[:1] + wrong
+            parents = list(range(-1, len(self._draft) - 1))
+        elif round_id % 2:  # the wrong branch first, so that accepted keys and values have to move
             self._draft = wrong + rest
             parents += [-1, *range(len(rest), 2 * len(rest) - 1)]
         draft = DraftTree(

@@ -33,6 +33,7 @@ from actors.engine.layer_shapes import layer_shapes
 from actors.engine.recorded_launches import CudaGraphs, RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.engine.sequence import Sequence
+from actors.models.layer_types import ATTENDING
 from actors.models.shards import VocabularyShard
 from actors.options import AttentionBackend, Exactness
 
@@ -49,7 +50,9 @@ Result = TypeVar("Result")
 class ModelRunner:
     """A model with its KV cache. Computes rows; does no sampling."""
 
-    sequence_type = Sequence
+    sequence_type: type[Sequence] = Sequence
+    chain_only = False  # whether draft trees must be chains
+    layer_types: tuple[str, ...] = ATTENDING  # that are computed
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class ModelRunner:
         if self.device.type == "cuda":
             # torch prefers cuDNN for masked attention on Hopper, which builds a plan for each new context length.
             torch.backends.cuda.enable_cudnn_sdp(False)
-        check_layers(model, exact)
+        check_layers(model, exact, self.layer_types)
         model.set_attn_implementation(ATTENTION_NAME)
         cache_latents(model)
         shapes = layer_shapes(model)
@@ -119,11 +122,14 @@ class ModelRunner:
     def run(self, parts: Sequences[SequenceRows], wanted: Sequences[int]) -> torch.Tensor:
         """Compute all rows of the parts; logits [sum of wanted, vocab] of the last `wanted` rows of each."""
         batch = pack(parts)
-        return self.forward(batch, last_rows(batch.first_rows, np.array(wanted)))
+        rows = last_rows(batch.first_rows, np.array(wanted))
+        return self.forward(batch, rows, [part.sequence for part in parts])
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
-        """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
+    def forward(self, batch: PackedBatch, logit_rows: np.ndarray, sequences: Sequences[Sequence] = ()) -> torch.Tensor:
+        """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab].
+
+        sequences: those of the batch, which are only read where they have states."""
         if self._arena is not None:
             inputs = self.send(batch, logit_rows, row_tier(len(logit_rows)))
             return self._of_whole_vocabulary(self.compute(inputs))[: len(logit_rows)]

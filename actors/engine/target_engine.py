@@ -34,6 +34,7 @@ from actors.engine.round_clock import RoundClock, seconds_between
 from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
 from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
+from actors.errors import ModelError
 from actors.messages import MasksSource, VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
 from actors.sampling.row_masks import RowMasks, row_masks
 
@@ -63,10 +64,13 @@ class TargetEngine:
         self.options = options
         self.model = model
         self.vocab_size = int(model.get_output_embeddings().out_features)
-        self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(
             model, options.num_slots, options.exact, attention=options.attention, is_eager=options.is_eager
         )
+        if self.chain_only and num_ranks > 1:
+            raise ModelError(f"num_ranks is {num_ranks}; a target with a recurrent state runs on 1")
+        has_prefix_cache = options.prefix_cache and not self.chain_only  # a state is not kept at each border of blocks
+        self.pool = BlockPool(options.num_blocks, options.block_size, has_prefix_cache)
         self._rounds = _rounds_of(self._runner, self.vocab_size)
         self._scoring_rounds = HostRounds(self._runner)
         self._clock = RoundClock(self._runner.device)
@@ -76,7 +80,10 @@ class TargetEngine:
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
 
     def attach_head(self, head: HiddenStateDrafter) -> None:
-        """Let a head on this engine's model draft. To be called before the first round."""
+        """Let a head on this engine's model draft. To be called before the first round. Raises ModelError for a target
+        with a recurrent state."""
+        if self.chain_only:
+            raise ModelError("a target with a recurrent state has no EAGLE head: heads draft trees")
         self.eagle_head = head
         if isinstance(self._runner, ModelRunner):
             self._runner.tap = head.tap
@@ -99,6 +106,11 @@ class TargetEngine:
     @property
     def num_sequences(self) -> int:
         return len(self._table)
+
+    @property
+    def chain_only(self) -> bool:
+        """Whether draft trees must be chains, because the target has a recurrent state. Others are not verified."""
+        return self._runner.chain_only
 
     def verify(self, batch: VerifyBatch, masks: MasksSource | None = None) -> VerifyResult:
         """Run one round. Unknown sequences and those of another length are returned in `stale_seq_ids`. masks: as for
@@ -155,7 +167,8 @@ class TargetEngine:
     @property
     def overlaps(self) -> bool:
         """Whether the host has time while a round is computed, and rounds that are sent ahead are prepared in it."""
-        return self._clock.is_of_device and self._num_ranks == 1 and not self.has_head
+        is_alone = self._num_ranks == 1 and not self.has_head
+        return self._clock.is_of_device and is_alone and not self.chain_only
 
     def is_computing(self, begun: BegunRound) -> bool:
         """Whether the device has still to do some of a round's launches."""
@@ -238,6 +251,8 @@ class TargetEngine:
         drafts = [_NO_DRAFT if item.draft is None else item.draft for item in items]
         are_valid, trees = valid_trees(drafts, self.vocab_size)
         for index, tree in enumerate(drafts):
+            if self.chain_only and are_valid[index]:
+                are_valid[index] = tree.is_chain
             if tree.probs is not None and are_valid[index]:
                 begin = self._table.begin_of(items[index])
                 is_rejection = begin is not None and begin.sampling.acceptance == "rejection"
@@ -337,8 +352,7 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
 def _fits_chain(probs: TopProbs, tree: DraftTree) -> bool:
     """Whether the tree is a chain with a draft distribution for each node, as the rejection rule needs."""
     count = len(tree) * probs.k
-    is_chain = bool((tree.parents == np.arange(-1, len(tree) - 1)).all())
-    return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and is_chain
+    return probs.k >= 1 and len(probs.token_ids) == len(probs.probs) == count and tree.is_chain
 
 
 def _slots(rows: SequenceRows) -> np.ndarray:

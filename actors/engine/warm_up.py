@@ -34,9 +34,8 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     """
     prompt = np.ones(2, dtype=np.int32)
     sampled = SequenceStart(_SAMPLING, len(prompt), "warm-up")
-    items = [
-        VerifyItem(SequenceDelta(seq_id, 0, prompt), len(prompt), _flat_tree(2), begin=sampled) for seq_id in (1, 2)
-    ]
+    tree = _tree(engine, 2)
+    items = [VerifyItem(SequenceDelta(seq_id, 0, prompt), len(prompt), tree, begin=sampled) for seq_id in (1, 2)]
     everything = TokenMasks(np.full(-(-engine.vocab_size // 32), -1, np.int32), np.zeros(3, np.int32))
     engine.verify(VerifyBatch(0, items, masks_follow=True), lambda: RoundMasks(0, [everything, None]))
     if engine.overlaps:
@@ -67,7 +66,7 @@ def run_largest_round(engine: TargetEngine, limits: RoundLimits, longest: int) -
     for nodes in _tree_sizes(limits):
         begin = SequenceStart(_SAMPLING, 1, "warm-up")
         delta = SequenceDelta(len(items) + 1, 0, np.ones(1, dtype=np.int32))
-        items.append(VerifyItem(delta, 1, _flat_tree(min(nodes, engine.vocab_size)), begin))
+        items.append(VerifyItem(delta, 1, _tree(engine, min(nodes, engine.vocab_size)), begin))
     rows = engine.verify(VerifyBatch(0, items)).rows
     engine.verify(VerifyBatch(0, [], [item.delta.seq_id for item in items]))
     return rows
@@ -86,8 +85,10 @@ def _tree_sizes(limits: RoundLimits) -> list[int]:
     return [each + (index < rest) for index in range(limits.sequences)]
 
 
-def _flat_tree(count: int) -> DraftTree:
-    """All of depth 1, so that no position exceeds the model's."""
+def _tree(engine: TargetEngine, count: int) -> DraftTree:
+    """All of depth 1, so that no position exceeds the model's, unless it must be a chain."""
+    if engine.chain_only:
+        return DraftTree.chain(np.arange(count, dtype=np.int32), np.zeros(count, np.float32))
     return DraftTree(
         token_ids=np.arange(count, dtype=np.int32),
         parents=np.full(count, -1, dtype=np.int32),
@@ -106,10 +107,10 @@ def _follow_once(engine: TargetEngine, item: VerifyItem) -> None:
 
 
 def _fastest(engine: TargetEngine, rows: int) -> float:
-    """Seconds of a forward of one committed token and rows - 1 draft nodes below it."""
+    """Seconds of a forward of one committed token and rows - 1 draft nodes after it."""
     begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
     delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
-    tree = _flat_tree(rows - 1)
+    tree = _tree(engine, rows - 1)
     seconds = []
     for _ in range(_PROFILE_RUNS):
         batch = VerifyBatch(0, [VerifyItem(delta, 1, tree, begin)])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.errors import ModelError
 from actors.models.dtypes import choose_dtype
+from actors.models.layer_types import has_recurrent_state
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
 from actors.models.stored_quantization import check_stored_quantization, stored_quantization, unify_dtype
@@ -155,6 +156,24 @@ def check_encoder_decoder(source: ModelSource, options: TargetOptions) -> None:
         refuse_encoder(source, f"attention {options.attention!r}")
     if options.eagle_head != "none":
         refuse_encoder(source, "a draft head")
+
+
+def check_recurrent_state(source: ModelSource, options: TargetOptions) -> None:
+    """Raises ModelError for a target with recurrent layers and options that need attention alone."""
+    config = load_config(source)
+    if not has_recurrent_state(config):
+        return
+    others = {
+        "exact 'bitwise'": options.exact == "bitwise",
+        f"tensor_parallel {options.tensor_parallel}": options.tensor_parallel > 1,
+        f"attention {options.attention!r}": options.attention not in (None, "padded"),
+        "an EAGLE head": options.eagle_head != "none",
+    }
+    for what, is_asked in others.items():
+        if is_asked:
+            raise ModelError(
+                f"model {source.spec!r}: {config.model_type} has a recurrent state; {what} needs a model without"
+            )
 
 
 def check_tensor_parallel(source: ModelSource, ranks: int) -> None:

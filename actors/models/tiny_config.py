@@ -227,6 +227,7 @@ _OF_CHECKPOINTS: dict[str, _Values] = {
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0, "kv_n_heads": 8}},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {**_MIXED, "n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
     "laguna": _MIXED,
     "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},

@@ -120,6 +120,7 @@ class TargetWorker:
             step_times=self._step_times,
             has_head=self._engine.has_head,
             row_steps=self._engine.row_steps,
+            chain_only=self._engine.chain_only,
         )
 
     def _lead(self) -> None:

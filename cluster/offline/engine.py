@@ -264,6 +264,7 @@ class LocalEngine:
             step_times=list(profile),
             has_head=self.target.has_head,
             row_steps=list(self.target.row_steps),
+            chain_only=self.target.chain_only,
         )
 
     def generate(

@@ -99,6 +99,8 @@ class RouterCore:
         proposals = Proposals(names, target.vocab_size, self.counters)
         cache = shared.token_sink
         phrases = SharedPhrases(cache.index) if cache is not None and OUROBOROS in names else None
+        if target.chain_only:
+            draft_shapes = {pool: replace(shape, branch=1) for pool, shape in draft_shapes.items()}
         pools = {
             pool: WorkerDrafting(
                 shape,
@@ -117,7 +119,7 @@ class RouterCore:
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
             self._sources,
-            ChoiceLimits(speculation.max_rows, config.max_running, target.vocab_size),
+            ChoiceLimits(speculation.max_rows, config.max_running, target.vocab_size, target.chain_only),
             step_times=self.step_times,
             counters=self.counters,
             most_required=cpu.most_required,
@@ -129,7 +131,7 @@ class RouterCore:
         self.blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
         self._teaching = Teaching(self._drafting, self._scheduler, shared, target.vocab_size)
         self.ahead = SendingAhead(
-            config.send_ahead,
+            "off" if target.chain_only else config.send_ahead,  # what is sent ahead is a tree of what may follow
             choice=self._choice,
             counters=self.counters,
             drafting=self._drafting,

@@ -15,7 +15,7 @@ from cluster.router.counters import RouterCounters
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
-from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, merge_trees
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, best_paths, merge_trees
 from cluster.router.planner import (
     choose_nodes,
     most_nodes_that_can_pay,
@@ -48,6 +48,7 @@ class ChoiceLimits:
     max_rows: int  # draft nodes of all sequences in a round, the required ones included
     max_sequences: int  # in a round
     vocab_size: int
+    chain_only: bool = False  # the target verifies one path of each sequence
 
 
 class DraftChoice:
@@ -72,9 +73,10 @@ class DraftChoice:
         self._calibration = SourceCalibration(len(self._names), limits.max_sequences, num_chains=len(sources.of_pools))
         self._max_rows = limits.max_rows
         self._vocab_size = limits.vocab_size
+        self._chain_only = limits.chain_only
         self._step_times = step_times
         self._counters = counters
-        self._most_required = most_required
+        self._most_required = {} if limits.chain_only else most_required  # required nodes are beside the guesses
         self._scalings = scalings
         self._head_s = 0.0  # typical time of the head in a round that asks it
 
@@ -289,7 +291,8 @@ class DraftChoice:
         return expected, rows
 
     def merge(self, round: Round) -> MergedTrees | None:
-        """One tree for each entry, of all that is proposed for it beside a chain that is verified; None: nothing is."""
+        """One tree for each entry, of all that is proposed for it beside a chain that is verified; None: nothing is. Where
+        the target verifies chains only, the best path of the tree."""
         proposals: list[Proposal] = []
         stop_tokens: list[int] = []
         stop_start = [0]
@@ -318,7 +321,7 @@ class DraftChoice:
             for proposal, is_valid in zip(proposals, is_valid_tree.tolist(), strict=True):
                 if not is_valid:
                     self._counters.invalid_trees[self._names[proposal.source]] += 1
-        return merged
+        return best_paths(merged) if self._chain_only else merged
 
     @property
     def requires_rows(self) -> bool:

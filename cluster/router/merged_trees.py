@@ -186,6 +186,14 @@ def merge_trees(
     return MergedTrees(start, nodes), trees["is_valid"]
 
 
+def best_paths(merged: MergedTrees) -> MergedTrees:
+    """Of each tree the path from the root on which most tokens are expected to be accepted: a chain."""
+    if not len(merged):
+        return merged
+    start, nodes = keep_nodes(merged.start, merged.nodes, _on_best_paths(merged.start, merged.nodes))
+    return MergedTrees(start, nodes)
+
+
 def _flat(proposals: Sequence[Proposal]) -> tuple[np.ndarray, np.ndarray]:
     """The proposals as PROPOSED_TREE and PROPOSED_NODE arrays."""
     trees = np.zeros(len(proposals), PROPOSED_TREE)
@@ -201,6 +209,48 @@ def _flat(proposals: Sequence[Proposal]) -> tuple[np.ndarray, np.ndarray]:
         if proposal.tree.required is not None:
             nodes["is_required"][start:end] = proposal.tree.required
     return trees, nodes
+
+
+@numba.njit(cache=True)
+def _on_best_paths(start, nodes):  # type: ignore[no-untyped-def]
+    """bool [n]: whether a node is on its sequence's best path."""
+    is_on = np.zeros(len(nodes), np.bool_)
+    for s in range(len(start) - 1):
+        tree = nodes[start[s] : start[s + 1]]
+        # Expected accepted tokens of the best path that begins with each node
+        tokens = tree["probability"].copy()
+        best, best_child = -1, np.full(len(tree), -1, np.int32)
+        best_behind = np.zeros(len(tree))
+        for m in range(len(tree) - 1, -1, -1):  # children come after their parents
+            tokens[m] += best_behind[m]
+            parent = tree[m].parent
+            if parent < 0:
+                if best < 0 or tokens[m] >= tokens[best]:
+                    best = m
+            elif best_child[parent] < 0 or tokens[m] >= best_behind[parent]:
+                best_child[parent], best_behind[parent] = m, tokens[m]
+        while best >= 0:
+            is_on[start[s] + best] = True
+            best = best_child[best]
+    return is_on
+
+
+@numba.njit(cache=True)
+def keep_nodes(start, nodes, is_kept):  # type: ignore[no-untyped-def]
+    """(start, kept nodes) of a `MergedTrees`; the parents of a kept node are kept."""
+    new_index = np.full(len(nodes), -1, np.int32)
+    new_start = np.zeros(len(start), np.int32)
+    kept = nodes[is_kept]
+    count = 0
+    for s in range(len(start) - 1):
+        for m in range(start[s], start[s + 1]):
+            if is_kept[m]:
+                new_index[m] = count
+                if nodes[m].parent >= 0:
+                    kept[count].parent = new_index[start[s] + nodes[m].parent] - new_start[s]
+                count += 1
+        new_start[s + 1] = count
+    return new_start, kept
 
 
 @numba.njit(cache=True)

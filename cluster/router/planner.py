@@ -10,7 +10,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from cluster.router.calibration import SourceCalibration, observe
-from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, merge_trees
+from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, best_paths, keep_nodes, merge_trees
 
 
 def choose_nodes(
@@ -39,7 +39,7 @@ def choose_nodes(
     ranked, num_paying = _rank(merged.start, nodes, max_nodes, expected_tokens, fixed_s, verify_s)
     is_kept = nodes["is_required"].copy()
     is_kept[ranked[: max(num_paying, min_rows)]] = True
-    start, kept = _keep(merged.start, nodes, is_kept)
+    start, kept = keep_nodes(merged.start, nodes, is_kept)
     return MergedTrees(start, kept)
 
 
@@ -83,7 +83,7 @@ def warm_up() -> None:
     limits = SequenceLimits(np.ones(1, np.int32), np.ones(1, np.int32), np.empty(0, np.int32), np.zeros(2, np.int32))
     tree = DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32))
     merged, _ = merge_trees([Proposal(0, 0, tree)], limits, calibration, 1)
-    chosen = choose_nodes(merged, limits.max_nodes, 1.0, 0.0, np.ones(2))
+    chosen = choose_nodes(best_paths(merged), limits.max_nodes, 1.0, 0.0, np.ones(2))
     flags = np.ones(len(chosen), np.bool_)
     tally_nodes(chosen, flags, flags, calibration)
     calibration.chain.observe(0, np.ones(1), flags)
@@ -120,24 +120,6 @@ def _rank(start, nodes, max_nodes, expected_tokens, fixed_s, verify_s):  # type:
         if rate > best_rate:
             best_rate, num_paying = rate, count
     return ranked[:count], num_paying
-
-
-@numba.njit(cache=True)
-def _keep(start, nodes, is_kept):  # type: ignore[no-untyped-def]
-    """(start, kept nodes); the parents of a kept node are kept."""
-    new_index = np.full(len(nodes), -1, np.int32)
-    new_start = np.zeros(len(start), np.int32)
-    kept = nodes[is_kept]
-    count = 0
-    for s in range(len(start) - 1):
-        for m in range(start[s], start[s + 1]):
-            if is_kept[m]:
-                new_index[m] = count
-                if nodes[m].parent >= 0:
-                    kept[count].parent = new_index[start[s] + nodes[m].parent] - new_start[s]
-                count += 1
-        new_start[s + 1] = count
-    return new_start, kept
 
 
 @numba.njit(cache=True)

@@ -29,7 +29,7 @@ def is_chain(tree: DraftTree, vocab_size: int) -> bool:
         return False
     if probs.k < 1 or len(probs.token_ids) != count * probs.k or len(probs.probs) != count * probs.k:
         return False
-    if not tree.is_valid(vocab_size) or not np.array_equal(tree.parents, np.arange(-1, count - 1)):
+    if not tree.is_valid(vocab_size) or not tree.is_chain:
         return False
     tokens = probs.token_ids.reshape(count, probs.k)
     shares = probs.probs.reshape(count, probs.k)

@@ -32,14 +32,15 @@ def check_all() -> dict[str, ModelCheck]:
 
 
 def tables_of(checks: dict[str, ModelCheck]) -> str:
-    """Markdown: the counts, the exact families, and the others with their reasons."""
+    """Markdown: the counts, the families that are computed, and the others with their reasons."""
     counts = Counter(check.outcome for check in checks.values())
-    exact = [f"`{name}`" for name, check in checks.items() if check.outcome == "exact"]
     parts = [
-        f"{counts['exact']} of the {len(checks)} model types are exact, {counts['refused']} are refused, "
-        f"{counts['not tried']} were not tried.",
-        "## Exact\n\n" + ", ".join(exact),
+        f"{counts['exact']} of the {len(checks)} model types are exact, {counts['chain only']} more are so with chains "
+        f"only, {counts['refused']} are refused, {counts['not tried']} were not tried.",
     ]
+    for outcome in ("exact", "chain only"):
+        names = [f"`{name}`" for name, check in checks.items() if check.outcome == outcome]
+        parts.append(f"## {outcome.capitalize()}\n\n" + ", ".join(names))
     for outcome in ("refused", "not tried", "wrong"):
         rows = [f"| `{name}` | {check.reason} |" for name, check in checks.items() if check.outcome == outcome]
         if rows:

@@ -5,11 +5,13 @@ That it finds all families right is in tests/lossless/test_model_families.py.
 
 import pytest
 from transformers import CONFIG_MAPPING
+from transformers.cache_utils import LinearAttentionLayer
 
 from actors.engine import model_runner
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import ShapeProbe
 from actors.engine.model_check import ModelCheck, check_architecture, check_model_type
+from actors.engine.recurrent.mixer_runs import MixerRun
 from actors.engine.sequence import Sequence
 
 # The attention of BERT's relatives is causal where they are decoders.
@@ -24,7 +26,7 @@ def test_families_are_exact(model_type):
 @pytest.mark.parametrize(
     ("model_type", "options", "missing"),
     [
-        ("qwen3_next", {}, "recurrent state"),
+        ("kimi_linear", {}, "recurrent state"),
         ("llama4_text", {}, "attention within chunks"),
         ("deepseek_v32", {}, "attention to chosen keys"),
         ("bloom", {}, "ALiBi"),
@@ -60,13 +62,19 @@ def test_wrong_positions_are_found(monkeypatch):
 def test_keys_that_one_call_overwrites_for_another_are_found(monkeypatch):
     attend = ShapeProbe.attend
     monkeypatch.setattr(ShapeProbe, "attend", lambda probe, *a: (probe._shapes.clear(), attend(probe, *a))[1])
-    monkeypatch.setattr(ShapeProbe, "shapes", lambda probe, count, name: [*probe._shapes.values()] * count)
+    monkeypatch.setattr(ShapeProbe, "shapes", lambda probe, count, *_: [*probe._shapes.values()] * count)
     assert check_model_type("diffllama").outcome == "wrong"
 
 
 def test_accepted_drafts_that_are_not_moved_into_place_are_found(monkeypatch):
     monkeypatch.setattr(KvCache, "copy_slots", lambda *_: None)
     assert check_model_type("llama") == ModelCheck("wrong", "tokens of answers differ")
+
+
+def test_a_recurrent_state_that_is_lost_between_rounds_is_found(monkeypatch):
+    monkeypatch.setattr(MixerRun, "load", lambda *_: LinearAttentionLayer())
+    result = check_model_type("lfm2")
+    assert (result.outcome, result.reason[:22]) == ("wrong", "logits of a draft tree")
 
 
 def test_a_prefix_cache_that_finds_nothing_is_found(monkeypatch):

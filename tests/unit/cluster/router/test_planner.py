@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from actors.draft_tree import DraftTree, depths_of
 from cluster.router.calibration import SourceCalibration
-from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, has_tree_shape, merge_trees
+from cluster.router.merged_trees import (
+    MergedTrees,
+    Proposal,
+    SequenceLimits,
+    best_paths,
+    has_tree_shape,
+    merge_trees,
+)
 from cluster.router.planner import choose_nodes, most_nodes_that_can_pay, tally_nodes
 
 VOCAB_SIZE = 6
@@ -406,3 +413,19 @@ def test_requirements_of_another_kind_or_number_never_reach_the_kernels():
     for odd in (np.zeros(3, np.int32), np.zeros(2, np.bool_), np.zeros((3, 1), np.bool_), [False] * 3):
         assert not has_tree_shape(replace(one, required=odd), 9, 9)
         assert isinstance(odd, list) or not replace(one, required=odd).is_valid(VOCAB_SIZE)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.lists(draft_trees(), max_size=3), min_size=1, max_size=3))
+def test_the_best_path_is_the_one_on_which_most_tokens_are_expected(trees):
+    proposals = [Proposal(index, source, one) for index, own in enumerate(trees) for source, one in enumerate(own)]
+    merged, _ = merge(proposals, len(trees))
+    best = best_paths(merged)
+    for sequence in range(len(trees)):
+        probability = {path: float(node["probability"]) for path, node in paths(merged, sequence).items()}
+        expected = {path: sum(probability[path[:end]] for end in range(1, len(path) + 1)) for path in probability}
+        assert best.tree(sequence).is_chain
+        chain = paths(best, sequence)
+        assert set(chain) <= set(probability)
+        if expected:
+            assert expected[max(chain, key=len)] == pytest.approx(max(expected.values()))
