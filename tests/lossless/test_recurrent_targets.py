@@ -14,7 +14,7 @@ from actors.models.tiny_config import config_of_type, tiny_config
 from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, END_OF_TURN, PADDING, make_byte_tokenizer, save_tiny_model
 
-KIND = "lfm2"
+KIND = "qwen3_next"
 NEW_TOKENS = 24
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")] + [[65]]
 # All that apply: the drafter `eagle` needs a head.

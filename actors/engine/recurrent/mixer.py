@@ -23,6 +23,10 @@ _MIXERS: dict[str, _Rows] = {
     "Lfm2ShortConv": "at once",
     "Lfm2MoeShortConv": "at once",
     "Lfm3ShortConv": "at once",
+    "Qwen3NextGatedDeltaNet": "chunk argument",
+    "Qwen3_5GatedDeltaNet": "chunk argument",
+    "Qwen3_5MoeGatedDeltaNet": "chunk argument",
+    "OlmoHybridGatedDeltaNet": "chunk argument",
 }
 # Smallest chunk. The scans pad rows to whole chunks of 64 or 256, which costs as much as so many rows.
 _LEAST_CHUNK = 8
