@@ -27,6 +27,10 @@ _MIXERS: dict[str, _Rows] = {
     "Qwen3_5GatedDeltaNet": "chunk argument",
     "Qwen3_5MoeGatedDeltaNet": "chunk argument",
     "OlmoHybridGatedDeltaNet": "chunk argument",
+    "BambaMixer": "chunk attribute",
+    "GraniteMoeHybridMambaLayer": "chunk attribute",
+    "NemotronHMamba2Mixer": "chunk attribute",
+    "FalconH1Mixer": "chunk attribute",
 }
 # Smallest chunk. The scans pad rows to whole chunks of 64 or 256, which costs as much as so many rows.
 _LEAST_CHUNK = 8
