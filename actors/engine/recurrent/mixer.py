@@ -31,6 +31,7 @@ _MIXERS: dict[str, _Rows] = {
     "GraniteMoeHybridMambaLayer": "chunk attribute",
     "NemotronHMamba2Mixer": "chunk attribute",
     "FalconH1Mixer": "chunk attribute",
+    "JambaMambaMixer": "one by one",
 }
 # Smallest chunk. The scans pad rows to whole chunks of 64 or 256, which costs as much as so many rows.
 _LEAST_CHUNK = 8

@@ -30,7 +30,7 @@ from actors.models.source import ModelSource
 from actors.models.tiny_config import VOCAB_SIZE, config_of_type, tiny_config
 from actors.options import TargetOptions
 
-KINDS = ["lfm2", "qwen3_next", "bamba"]  # one of each way to compute several rows
+KINDS = ["lfm2", "qwen3_next", "bamba", "jamba"]  # one of each way to compute several rows
 BEGIN = SequenceStart(SamplingParams(seed=1, temperature=0.0), 1)
 
 
