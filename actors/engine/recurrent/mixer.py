@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from actors.engine.recurrent.mixer_runs import MOST_REPLAYED_ROWS, MixerRun, MixerRuns
+from actors.engine.recurrent.mixer_runs import MixerRun, MixerRuns, RunLimits
 
 # How a mixer computes several rows after a state: at once; in chunks, whose size its call may say or its attribute
 # `chunk_size` says; or not at all: one after the other.
@@ -35,6 +35,7 @@ _MIXERS: dict[str, _Rows] = {
 }
 # Smallest chunk. The scans pad rows to whole chunks of 64 or 256, which costs as much as so many rows.
 _LEAST_CHUNK = 8
+_NO_LIMIT = (0.0, float("inf"))
 
 
 class CurrentRuns:
@@ -118,10 +119,14 @@ def is_mixer(module: nn.Module) -> bool:
     return type(module).__name__ in _MIXERS
 
 
-def most_replayed_rows(model: PreTrainedModel) -> int:
-    """As for `MixerRuns`. Where each row has a call of its own, none should be computed twice."""
-    rows = {_MIXERS.get(type(module).__name__) for module in model.modules()}
-    return 0 if "one by one" in rows else MOST_REPLAYED_ROWS
+def run_limits(model: PreTrainedModel) -> RunLimits:
+    """How the rows of a model's mixers may be split into calls."""
+    mixers = [module for module in model.modules() if is_mixer(module)]
+    if any(_MIXERS[type(mixer).__name__] == "one by one" for mixer in mixers):
+        return RunLimits(most_replayed=0)  # each row costs a call
+    # transformers' Mamba-2 layers clamp time steps to this range, but not those of one row after a state.
+    clamps = any(tuple(getattr(mixer, "time_step_limit", _NO_LIMIT)) != _NO_LIMIT for mixer in mixers)
+    return RunLimits(least_rows=2 if clamps else 1)
 
 
 def has_mixers(model: PreTrainedModel) -> bool:

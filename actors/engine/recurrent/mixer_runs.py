@@ -24,10 +24,21 @@ from actors.engine.batch import PackedBatch
 from actors.engine.recurrent.states import MixerState, RecurrentSequence, RecurrentStates
 from actors.engine.sequence import Sequence
 
-# Rows before the draft rows that a run may compute without moving the state on. Measured on one core with layers of
-# width 1024, one text, chains of 8 with 4 accepted, ms of processor time a round at 0 and 16: Qwen3-Next 118 and 90,
-# Bamba 75 and 70, LFM2 40 and 37. Each run reads the weights of a mixer once.
-MOST_REPLAYED_ROWS = 16
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Limits of runs, which depend on how the model's mixers compute."""
+
+    # Rows before the draft rows that a run may compute without moving the state on. Measured on one core with layers
+    # of width 1024, one text, chains of 8 with 4 accepted, ms of processor time a round at 0 and 16: Qwen3-Next 118 and
+    # 90, Bamba 75 and 70, LFM2 40 and 37. Each run reads the weights of a mixer once.
+    most_replayed: int = 16
+    # 2: one row after a state is not computed as several are, so a run never has one alone: a known row without drafts
+    # is kept like a draft row, too.
+    least_rows: int = 1
+
+
+_DEFAULT_LIMITS = RunLimits()
 
 
 @dataclass(slots=True)
@@ -46,11 +57,14 @@ class MixerRun:
     moves on have equal lengths.
     """
 
-    def __init__(self, members: list[_Rows], has_state: bool, moves_on: bool, device: torch.device) -> None:
+    def __init__(
+        self, members: list[_Rows], has_state: bool, moves_on: bool, device: torch.device, *, least_rows: int
+    ) -> None:
         self.states = [member.states for member in members]
         self.has_state = has_state
         self.moves_on = moves_on
-        self.num_rows = max(len(member.inputs) for member in members)
+        longest = max(len(member.inputs) for member in members)
+        self.num_rows = longest if moves_on else max(longest, least_rows)
         inputs = np.zeros((len(members), self.num_rows), np.int64)
         outputs = []
         for place, member in enumerate(members):
@@ -101,13 +115,11 @@ class MixerRuns:
         sequences: Sequences[Sequence],
         num_rows: int,
         device: torch.device,
-        *,
-        most_replayed: int,
+        limits: RunLimits = _DEFAULT_LIMITS,
     ) -> None:
-        """num_rows: packed rows with padding; most_replayed: rows before draft rows that do not move the state on.
-
-        Raises ValueError for a sequence whose kept inputs do not reach its first row."""
-        self._most_replayed = most_replayed
+        """num_rows: packed rows with padding. Raises ValueError for a sequence whose kept inputs do not reach its first
+        row."""
+        self._limits = limits
         self.runs: list[MixerRun] = []
         self._replaying: list[RecurrentStates] = []
         self._after: list[tuple[RecurrentStates, int, int]] = []  # tokens in the state, inputs kept
@@ -134,7 +146,7 @@ class MixerRuns:
             num_known = min(end - first, sequence.length - begin)
             kept.append(self._plan(states, replayed, np.arange(first, end), num_known, begin))
         for (has_state, moves_on, _), members in self._groups.items():
-            self.runs.append(MixerRun(members, has_state, moves_on, device))
+            self.runs.append(MixerRun(members, has_state, moves_on, device, least_rows=limits.least_rows))
         self.runs.sort(key=lambda run: not run.moves_on)  # draft rows may follow a state that has moved on
         self._num_kept = [len(rows) for rows in kept]
         self._kept = torch.from_numpy(np.concatenate(kept)).to(device)
@@ -145,7 +157,8 @@ class MixerRuns:
         """Add a sequence's rows to the runs; int64, the inputs that are kept of them."""
         known, drafts = rows[:num_known], rows[num_known:]
         has_state = bool(states.mixers)
-        if len(drafts) and len(replayed) + num_known <= self._most_replayed:
+        may_stay = len(drafts) > 0 or self._limits.least_rows > 1
+        if may_stay and len(replayed) + num_known <= self._limits.most_replayed:
             inputs = np.concatenate([replayed, rows])
             self._add((has_state, False, 0), _Rows(states, inputs, rows))
             self._after.append((states, states.num_tokens, len(inputs)))

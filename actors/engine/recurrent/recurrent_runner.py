@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.batch import PackedBatch
 from actors.engine.model_runner import ModelRunner
-from actors.engine.recurrent.mixer import CurrentRuns, most_replayed_rows, pack_mixers
+from actors.engine.recurrent.mixer import CurrentRuns, pack_mixers, run_limits
 from actors.engine.recurrent.mixer_runs import MixerRuns
 from actors.engine.recurrent.states import RecurrentSequence
 from actors.engine.sequence import Sequence
@@ -47,7 +47,7 @@ class RecurrentRunner(ModelRunner):
             raise ModelError(f"attention is {attention!r} and {name} has a recurrent state; choose 'padded'")
         self._current = CurrentRuns()
         pack_mixers(model, self._current)
-        self._most_replayed = most_replayed_rows(model)
+        self._limits = run_limits(model)
         super().__init__(model, num_slots, attention="padded", is_eager=True)
 
     def forward(self, batch: PackedBatch, logit_rows: np.ndarray, sequences: Sequences[Sequence] = ()) -> torch.Tensor:
@@ -55,7 +55,7 @@ class RecurrentRunner(ModelRunner):
         raises."""
         num_rows = self.padded(batch.num_rows)
         with torch.inference_mode():
-            runs = MixerRuns(batch, sequences, num_rows, self.device, most_replayed=self._most_replayed)
+            runs = MixerRuns(batch, sequences, num_rows, self.device, self._limits)
             self._current.runs = runs
             try:
                 logits = super().forward(batch, logit_rows, sequences)

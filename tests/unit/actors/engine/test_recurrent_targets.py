@@ -30,7 +30,8 @@ from actors.models.source import ModelSource
 from actors.models.tiny_config import VOCAB_SIZE, config_of_type, tiny_config
 from actors.options import TargetOptions
 
-KINDS = ["lfm2", "qwen3_next", "bamba", "jamba"]  # one of each way to compute several rows
+KINDS = ["lfm2", "qwen3_next", "nemotron_h", "jamba"]  # one of each way to compute several rows
+NO_TOKENS = np.empty(0, np.int32)
 BEGIN = SequenceStart(SamplingParams(seed=1, temperature=0.0), 1)
 
 
@@ -87,6 +88,21 @@ def test_all_rows_are_those_of_the_unpatched_model(kind, texts):
             path = list(range(min(accepted, len(part.tree_tokens))))
             if path:
                 part.sequence.follow(part.tree_tokens[path], path, [], runner.kv)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_one_by_one_are_those_of_the_whole_text(kind):
+    text = np.random.default_rng(0).integers(0, VOCAB_SIZE, 40).astype(np.int32)
+    sequence = RecurrentSequence(1, BEGIN, BlockPool(16, 4, prefix_cache=False))
+    sequence.extend(text)
+    assert sequence.reserve(len(text))
+    rows = []
+    for _ in text:
+        rows.append(runner_of(kind).run([SequenceRows(sequence, 1, NO_TOKENS, NO_TOKENS)], [1]))
+        sequence.computed(1, NO_TOKENS, NO_TOKENS)
+    with torch.inference_mode():
+        expected = unpatched(kind)(input_ids=torch.from_numpy(text.astype(np.int64))[None], use_cache=False).logits[0]
+    torch.testing.assert_close(torch.cat(rows), expected, rtol=0, atol=5e-4)
 
 
 def say(
@@ -170,7 +186,7 @@ def test_a_freed_sequence_has_no_state():
     sequence = RecurrentSequence(1, BEGIN, BlockPool(16, 4, prefix_cache=False))
     sequence.extend(np.array([4, 5, 6], np.int32))
     assert sequence.reserve(3)
-    runner_of(KINDS[0]).run([SequenceRows(sequence, 3, np.empty(0, np.int32), np.empty(0, np.int32))], [1])
+    runner_of(KINDS[0]).run([SequenceRows(sequence, 3, NO_TOKENS, NO_TOKENS)], [1])
     assert sequence.states.mixers
     sequence.free()
     assert not sequence.states.mixers
