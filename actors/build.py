@@ -108,8 +108,10 @@ def build_target_engine(
     engine = TargetEngine(model, engine_options, rank, ranks)
     if head is not None:
         attention = None if options.attention == "flashinfer" else options.attention
+        # Branches of its trees would not be verified.
+        shape = options.eagle.model_copy(update={"top_k": 1}) if engine.chain_only else options.eagle
         engine.attach_head(
-            EagleDrafter(model, head, engine_options.num_slots, options.eagle, attention=attention, num_ranks=ranks)
+            EagleDrafter(model, head, engine_options.num_slots, shape, attention=attention, num_ranks=ranks)
         )
     return engine
 

@@ -80,10 +80,7 @@ class TargetEngine:
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
 
     def attach_head(self, head: HiddenStateDrafter) -> None:
-        """Let a head on this engine's model draft. To be called before the first round. Raises ModelError for a target
-        with a recurrent state."""
-        if self.chain_only:
-            raise ModelError("a target with a recurrent state has no EAGLE head: heads draft trees")
+        """Let a head on this engine's model draft. To be called before the first round."""
         self.eagle_head = head
         if isinstance(self._runner, ModelRunner):
             self._runner.tap = head.tap

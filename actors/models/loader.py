@@ -167,7 +167,6 @@ def check_recurrent_state(source: ModelSource, options: TargetOptions) -> None:
         "exact 'bitwise'": options.exact == "bitwise",
         f"tensor_parallel {options.tensor_parallel}": options.tensor_parallel > 1,
         f"attention {options.attention!r}": options.attention not in (None, "padded"),
-        "an EAGLE head": options.eagle_head != "none",
     }
     for what, is_asked in others.items():
         if is_asked:

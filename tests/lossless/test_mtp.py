@@ -12,7 +12,7 @@ from paceline_testing import mtp_checkpoints
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import save_tiny_model
 
-FAMILIES = ("deepseek_v3", "glm4_moe", "mimo")  # those whose targets are served
+FAMILIES = ("deepseek_v3", "glm4_moe", "mimo", "qwen3_next", "qwen3_5")  # the last two draft chains
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm")]
 PROMPTS.append(list(b"a longer prompt that comes in several parts " * 4))
 OPTIONS = {"max_new_tokens": 12, "ignore_eos": True}
@@ -46,7 +46,7 @@ def test_the_text_is_that_of_the_target_alone(tmp_path, family, sampling):
     check_integrity(local.target)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo", "qwen3_next"])
 def test_a_head_that_knows_the_target_saves_most_rounds(tmp_path, family):
     path = getattr(mtp_checkpoints, family)().save_knowing(tmp_path)
     plain = local_engine(path, "none").generate(PROMPTS, **OPTIONS)

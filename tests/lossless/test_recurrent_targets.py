@@ -17,7 +17,7 @@ from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, END_OF_TURN, PADDING, 
 KIND = "qwen3_next"
 NEW_TOKENS = 24
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")] + [[65]]
-# All that apply: the drafter `eagle` needs a head.
+# All but `eagle`, which needs a head; MTP heads of such targets are in test_mtp.py.
 DRAFTERS = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto", "eagle"))
 
 
@@ -91,6 +91,6 @@ def test_beam_search_runs_on_the_same_model(local, target):
     assert beam.token_ids == [token for token in wanted.tolist() if token != END_OF_TURN]
 
 
-def test_heads_and_ranks_are_refused(target):
-    with pytest.raises(ModelError, match=f"{KIND} has a recurrent state; an EAGLE head needs a model without"):
-        LocalEngine(str(target), eagle_head=str(target / "head"), drafters=("eagle",), device="cpu")
+def test_bitwise_exactness_is_refused(target):
+    with pytest.raises(ModelError, match=f"{KIND} has a recurrent state; exact 'bitwise' needs a model without"):
+        LocalEngine(str(target), exact="bitwise", drafters=("none",), device="cpu")

@@ -59,7 +59,7 @@ class MtpCheckpoint:
 
         tensors, target = self.tensors(), self._target()
         for name, tensor in [*tensors.items(), *target.named_parameters()]:
-            if "o_proj" in name or "down_proj" in name:
+            if any(part in name for part in ("o_proj", "out_proj", "down_proj")):
                 tensor.data.zero_()
             elif tensor.ndim == 1 and name in tensors:
                 tensor.fill_(0.0 if self.has_offset_norms or name.endswith("bias") else 1.0)

@@ -203,8 +203,6 @@ def test_what_needs_attention_alone_is_refused():
     model, options = model_of(KINDS[0]), EngineOptions(16, 4)
     with pytest.raises(ModelError, match="num_ranks is 2"):
         TargetEngine(model, options, num_ranks=2)
-    with pytest.raises(ModelError, match="no EAGLE head"):
-        TargetEngine(model, options).attach_head(None)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="exact is 'bitwise'"):
         TargetEngine(model, EngineOptions(16, 4, exact="bitwise"))
     with pytest.raises(ModelError, match="attention is 'triton_tree'"):
@@ -218,7 +216,6 @@ def test_what_needs_attention_alone_is_refused():
     [
         ({"exact": "bitwise"}, "exact 'bitwise'"),
         ({"tensor_parallel": 2}, "tensor_parallel 2"),
-        ({"eagle_head": "somewhere"}, "an EAGLE head"),
         ({"attention": "flashinfer"}, "attention 'flashinfer'"),
     ],
 )
