@@ -129,9 +129,9 @@ def _target_blocks(
     bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
     tokens = options.kv_cache_tokens
     if tokens is None:
-        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
-        # Each sequence has a state, and a round computes with a copy of it.
-        num_bytes -= 2 * limits.sequences * recurrent_state_bytes(model)
+        # Each sequence has a state, and a round computes with a copy of it. Asked before an engine changes the model.
+        state_bytes = 2 * limits.sequences * recurrent_state_bytes(model)
+        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token) - state_bytes
         if head is not None:
             bytes_per_token += head.kv_bytes_per_token()
         tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)

@@ -10,11 +10,15 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from actors import build
 from actors.build import build_draft_engine, build_target_engine, kv_bytes_per_token
-from actors.engine.options import EngineOptions
+from actors.engine.options import EngineOptions, RoundLimits
+from actors.engine.recurrent.state_bytes import recurrent_state_bytes
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
 from actors.errors import ModelError
 from actors.models.catalog import resolve_model
+from actors.models.random_model import random_model
+from actors.models.source import ModelSource
+from actors.models.tiny_config import config_of_type, tiny_config
 from actors.options import DraftOptions, TargetOptions
 from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
 
@@ -71,10 +75,14 @@ def deepseek():
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
+def hybrid(kind):
+    return random_model(tiny_config(config_of_type(kind)))
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda: make_tiny_model("llama"), lambda: make_tiny_model("gemma3"), deepseek],
-    ids=["llama", "gemma3", "deepseek"],
+    [lambda: make_tiny_model("llama"), lambda: make_tiny_model("gemma3"), deepseek, lambda: hybrid("nemotron_h")],
+    ids=["llama", "gemma3", "deepseek", "nemotron_h"],
 )
 def test_a_token_takes_as_many_bytes_as_the_cache_is_sized_for(make):
     model = make()
@@ -82,3 +90,15 @@ def test_a_token_takes_as_many_bytes_as_the_cache_is_sized_for(make):
     warm_up(engine)
     kv = engine._runner.kv
     assert kv.num_bytes == (kv.num_slots + 1) * kv_bytes_per_token(model.config, torch.float32)
+
+
+def test_states_of_all_sequences_and_their_copies_leave_less_for_keys_and_values(tmp_path, monkeypatch):
+    model = hybrid("qwen3_next")
+    model.save_pretrained(tmp_path)
+    state, token = recurrent_state_bytes(model), kv_bytes_per_token(model.config, torch.float32)
+    monkeypatch.setattr(build, "_bytes_for_target", lambda *_: 8000 * token)
+    limits = RoundLimits(sequences=3)
+    options = TargetOptions(dtype="float32", device="cpu")
+    engine = build_target_engine(ModelSource("m", "m", tmp_path), options, limits=limits)
+    assert 0 < 6 * state < 4000 * token
+    assert engine.options.num_blocks == (8000 * token - 6 * state) // token // engine.options.block_size
