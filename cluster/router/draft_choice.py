@@ -291,8 +291,8 @@ class DraftChoice:
         return expected, rows
 
     def merge(self, round: Round) -> MergedTrees | None:
-        """One tree for each entry, of all that is proposed for it beside a chain that is verified; None: nothing is. Where
-        the target verifies chains only, the best path of the tree."""
+        """One tree for each entry, of all that is proposed for it beside a chain that is verified; None: nothing is.
+        Where the target verifies chains only, the best path of the tree."""
         proposals: list[Proposal] = []
         stop_tokens: list[int] = []
         stop_start = [0]
