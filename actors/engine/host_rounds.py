@@ -39,7 +39,7 @@ class HostRounds:
         wanted = wanted_rows(round.items, batch.first_rows)
         rows = np.concatenate([part.rows for part in scored])
         every = np.union1d(wanted, rows)
-        logits = self._runner.forward(batch, every, round.sequences)
+        logits = self._runner.forward_sequences(batch, every, round.sequences)
         own = logits[torch.from_numpy(every.searchsorted(rows)).to(logits.device)]
         if draws is None:
             return None, own
@@ -53,7 +53,8 @@ class HostRounds:
         """Logits of the rows that tokens are drawn from, [T + nodes, vocab]."""
         if isinstance(self._runner, ModelRunner):
             batch = round.pack()
-            return self._runner.forward(batch, wanted_rows(round.items, batch.first_rows), round.sequences)
+            rows = wanted_rows(round.items, batch.first_rows)
+            return self._runner.forward_sequences(batch, rows, round.sequences)
         return self._runner.run(round.parts(), (round.items["is_last"] * (1 + round.items["num_nodes"])).tolist())
 
 

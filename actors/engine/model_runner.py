@@ -123,13 +123,17 @@ class ModelRunner:
         """Compute all rows of the parts; logits [sum of wanted, vocab] of the last `wanted` rows of each."""
         batch = pack(parts)
         rows = last_rows(batch.first_rows, np.array(wanted))
-        return self.forward(batch, rows, [part.sequence for part in parts])
+        return self.forward_sequences(batch, rows, [part.sequence for part in parts])
+
+    def forward_sequences(
+        self, batch: PackedBatch, logit_rows: np.ndarray, sequences: Sequences[Sequence]
+    ) -> torch.Tensor:
+        """As `forward`, for layers that keep states by sequence. sequences: those of the batch."""
+        return self.forward(batch, logit_rows)
 
     @torch.inference_mode()
-    def forward(self, batch: PackedBatch, logit_rows: np.ndarray, sequences: Sequences[Sequence] = ()) -> torch.Tensor:
-        """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab].
-
-        sequences: those of the batch, which are only read where they have states."""
+    def forward(self, batch: PackedBatch, logit_rows: np.ndarray) -> torch.Tensor:
+        """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
         if self._arena is not None:
             inputs = self.send(batch, logit_rows, row_tier(len(logit_rows)))
             return self._of_whole_vocabulary(self.compute(inputs))[: len(logit_rows)]

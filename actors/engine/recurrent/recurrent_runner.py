@@ -50,15 +50,17 @@ class RecurrentRunner(ModelRunner):
         self._limits = run_limits(model)
         super().__init__(model, num_slots, attention="padded", is_eager=True)
 
-    def forward(self, batch: PackedBatch, logit_rows: np.ndarray, sequences: Sequences[Sequence] = ()) -> torch.Tensor:
-        """As `ModelRunner.forward`. sequences: `RecurrentSequence`s, whose states are not valid after a forward that
-        raises."""
+    def forward_sequences(
+        self, batch: PackedBatch, logit_rows: np.ndarray, sequences: Sequences[Sequence]
+    ) -> torch.Tensor:
+        """As `ModelRunner.forward_sequences`. sequences: `RecurrentSequence`s, whose states are not valid after a
+        forward that raises."""
         num_rows = self.padded(batch.num_rows)
         with torch.inference_mode():
             runs = MixerRuns(batch, sequences, num_rows, self.device, self._limits)
             self._current.runs = runs
             try:
-                logits = super().forward(batch, logit_rows, sequences)
+                logits = self.forward(batch, logit_rows)
             finally:
                 self._current.runs = None
             runs.finish()
