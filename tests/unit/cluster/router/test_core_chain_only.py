@@ -79,7 +79,7 @@ def test_draft_workers_are_asked_for_chains_and_no_round_is_sent_ahead():
         toy_request(),
         config=RouterConfig(send_ahead="on"),
         speculation=SpeculationConfig(drafters=("draft_model",)),
-        draft_shape=DraftShape(gamma=4, branch=3),
+        draft_shapes={"draft": DraftShape(gamma=4, branch=3)},
     )
     core.set_draft_workers(["d"])
     branches = []
