@@ -288,10 +288,10 @@ def _speculation(options: inference_pb2.Speculation) -> dict[str, Any]:
 
 
 def _structured_outputs(outputs: inference_pb2.StructuredOutputs) -> dict[str, Any]:
-    kind = outputs.WhichOneof("constraint")
-    if kind is None:
-        return {}
-    return {kind: list(outputs.choice.texts) if kind == "choice" else getattr(outputs, kind)}
+    fields: dict[str, Any] = {field.name: value for field, value in outputs.ListFields()}
+    if "choice" in fields:
+        fields["choice"] = list(outputs.choice.texts)
+    return fields
 
 
 def _tell(error: Exception, context: Context) -> None:

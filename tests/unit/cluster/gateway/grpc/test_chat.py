@@ -16,9 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.config import GatewayConfig
+from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2 as pb
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from cluster.text.constraint_grammar import constraint_grammar
+from cluster.text.special_tokens import special_token_ids
 from paceline_testing.saying_router import THINKING, SayingRouter, saying_service
 from paceline_testing.tiny_models import make_byte_tokenizer
 
@@ -137,6 +140,51 @@ async def test_forced_calls_have_a_grammar(choice, reason, has_grammar):
     assert (answer.finish_reason, bool(router.requests[0].grammar)) == (reason, has_grammar)
     _, router = await ask("hi", chat(tools=[pb.Tool(name="time", strict=True)]))
     assert router.requests[0].grammar
+
+
+TAG = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (pb.StructuredOutputs(json=json.dumps(SCHEMA)), {"json": SCHEMA}),
+        (pb.StructuredOutputs(json_object=True), {"json_object": True}),
+        (pb.StructuredOutputs(regex="a+"), {"regex": "a+"}),
+        (pb.StructuredOutputs(choice=pb.Choices(texts=["a", "b"])), {"choice": ["a", "b"]}),
+        (pb.StructuredOutputs(grammar='start: "a"'), {"grammar": 'start: "a"'}),
+        (pb.StructuredOutputs(structural_tag=json.dumps(TAG)), {"structural_tag": TAG}),
+        (
+            pb.StructuredOutputs(json=json.dumps(SCHEMA), whitespace_pattern="[ ]*"),
+            {"json": SCHEMA, "whitespace_pattern": "[ ]*"},
+        ),
+        (
+            pb.StructuredOutputs(json=json.dumps(SCHEMA), disable_any_whitespace=True),
+            {"json": SCHEMA, "disable_any_whitespace": True},
+        ),
+    ],
+)
+async def test_every_constraint_is_that_of_its_name_over_http(message, wanted):
+    _, router = await ask("a", pb.GenerateRequest(prompt="hi", max_tokens=4, structured_outputs=message))
+    special_ids = special_token_ids(make_byte_tokenizer())
+    outputs = StructuredOutputs.model_validate(wanted)
+    assert router.requests[0].grammar == constraint_grammar(outputs, special_ids, "structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (pb.StructuredOutputs(), "exactly one of"),
+        (pb.StructuredOutputs(regex=""), "structured_outputs.regex"),
+        (pb.StructuredOutputs(whitespace_pattern=" "), "exactly one of"),
+        (pb.StructuredOutputs(structural_tag="{"), "structured_outputs.structural_tag"),
+        (pb.StructuredOutputs(json="{}", whitespace_pattern=" ", disable_any_whitespace=True), "exclude each other"),
+    ],
+)
+async def test_a_constraint_that_is_none_is_refused_by_name(message, words):
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+        await ask("a", pb.GenerateRequest(prompt="hi", structured_outputs=message))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_calls_and_their_results_go_back():
