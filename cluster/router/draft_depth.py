@@ -7,6 +7,10 @@ forward, and its row in the target's forward.
 
 Learnt from what was drafted and what the target then said, whether it was verified or not. So what is learnt does not
 depend on what the planner chose.
+
+Under `acceptance: rejection` the confidence of drawn tokens must not decide. A long draft is late more often than a
+short one, and a late one is not verified: drafts would be verified or not by their tokens, and the text would leave the
+target's law. There the depth is set before anything is drawn, by `a` alone.
 """
 
 from __future__ import annotations
@@ -38,9 +42,25 @@ class DraftDepth:
     def min_confidence(self, tokens_per_s: float, num_sequences: int, row_price: float) -> float:
         """Least confidence of a node to draft after. tokens_per_s: what rounds emit, of all sequences; num_sequences:
         those that are drafted for at once; row_price: tokens that a row must bring to be worth verifying."""
-        price = tokens_per_s * self.level_s / max(1, num_sequences) + row_price
-        share = (self._right + _PRIOR * _FIRST_SHARE) / (self._tried + _PRIOR)
-        return self._confidence_at(price / max(share, 1e-3))
+        return self._confidence_at(self._price(tokens_per_s, num_sequences, row_price) / max(self._share, 1e-3))
+
+    def paying_levels(self, tokens_per_s: float, num_sequences: int, row_price: float, most: int) -> int:
+        """Levels that pay on average, at least 1 and at most `most`, whatever their confidence. The token at depth d is
+        taken to be accepted with probability a^d. Other arguments as for `min_confidence`."""
+        price = self._price(tokens_per_s, num_sequences, row_price)
+        levels = 1
+        while levels < most and self._share ** (levels + 1) >= price:
+            levels += 1
+        return levels
+
+    def _price(self, tokens_per_s: float, num_sequences: int, row_price: float) -> float:
+        """Tokens that one more level must bring to each sequence."""
+        return tokens_per_s * self.level_s / max(1, num_sequences) + row_price
+
+    @property
+    def _share(self) -> float:
+        """`a`, in (0, 1)."""
+        return (self._right + _PRIOR * _FIRST_SHARE) / (self._tried + _PRIOR)
 
     def _confidence_at(self, probability: float) -> float:
         """The least confidence whose nodes are accepted with this probability; 1 if none are."""

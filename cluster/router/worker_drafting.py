@@ -80,14 +80,18 @@ class WorkerDrafting:
 
         tokens_per_s: emitted by rounds that ask, 0 if unknown; row_price: the probability from which a node pays.
         """
-        min_confidence = round.traffic.depths[self._pool].min_confidence(tokens_per_s, len(asking), row_price)
+        depth, costs = round.traffic.depths[self._pool], (tokens_per_s, len(asking), row_price)
+        by_confidence = self._shape.gamma, depth.min_confidence(*costs)
+        # Under rejection the time of a draft must not depend on its tokens: see `draft_depth`.
+        by_depth = depth.paying_levels(*costs, most=self._shape.gamma), 0.0
         for entry, worker_id in asking:
             if entry.draft_workers and not entry.is_coupled:
                 continue  # under rejection, the draft is a chain of one draft model
             entry.draft_workers[self._pool] = worker_id
             sequence = entry.sequence
             held = sequence.drafts.pools[self._pool]
-            item = self._item(sequence, held, self._max_nodes(entry, held), self._runs(sequence, held), min_confidence)
+            runs, limits = self._runs(sequence, held), by_confidence if entry.is_coupled else by_depth
+            item = self._item(sequence, held, self._max_nodes(entry, held), runs, *limits)
             items.setdefault(worker_id, []).append(item)
         round.asked.awaited += tuple(items)
         round.asked.pools[self._pool] = len(self.workers)
@@ -97,7 +101,13 @@ class WorkerDrafting:
         return self.workers.batches(items, round.round_id, is_idle=not round.entries)
 
     def _item(
-        self, sequence: Sequence, held: PoolState, max_nodes: int, runs: np.ndarray, min_confidence: float = 0.0
+        self,
+        sequence: Sequence,
+        held: PoolState,
+        max_nodes: int,
+        runs: np.ndarray,
+        max_depth: int,
+        min_confidence: float = 0.0,
     ) -> DraftItem:
         """An item with the tokens that the sequence's worker lacks, which count as sent from now on."""
         start, held.known = held.known, sequence.num_tokens
@@ -106,7 +116,7 @@ class WorkerDrafting:
             SequenceDelta(sequence.seq_id, start, sequence.tokens(start)),
             max_nodes,
             begin=sequence.draft_begin if start == 0 else None,
-            max_depth=self._shape.gamma,
+            max_depth=max_depth,
             min_confidence=min_confidence,
             branch=self._shape.branch,
             method=held.source.method,
@@ -143,7 +153,7 @@ class WorkerDrafting:
                 continue
             worker_id = self.workers.worker_for(sequence, round.round_id)
             if worker_id is not None and worker_id not in round.asked.awaited:
-                items.setdefault(worker_id, []).append(self._item(sequence, held, 0, no_tokens()))
+                items.setdefault(worker_id, []).append(self._item(sequence, held, 0, no_tokens(), self._shape.gamma))
 
     def take_result(self, round: Round, worker_id: str, result: DraftResult | None) -> None:
         """result: None: no answer in time."""

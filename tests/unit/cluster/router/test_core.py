@@ -943,6 +943,34 @@ def test_under_rejection_a_nodes_own_token_has_no_say_in_whether_it_is_verified(
     assert verified([5, 6, 7, 8], [1.0, 0.01, 0.01, 0.01]) == 2
 
 
+def test_under_rejection_the_tokens_of_a_draft_have_no_say_in_how_long_it_takes():
+    """Else those of which the draft model is sure would be late more often, and late drafts are not verified."""
+    core = make_core(
+        rejection(request_id="by ratio", stop_token_ids=()),
+        request(request_id="coupled", stop_token_ids=()),
+        workers=["w"],
+        max_running=2,
+    )
+    target, asked = ToyTarget(VOCAB_SIZE), []
+
+    def slow(name, batch):
+        asked.extend(batch.items)
+        seq_ids = [item.delta.seq_id for item in batch.items]
+        return DraftResult(batch.round_id, seq_ids, [chain_with_probs([5], [0.5])] * len(seq_ids), elapsed_s=0.004)
+
+    for number in range(8):
+        one_round(core, target, now=0.01 * number, draft=slow)
+    is_by_ratio = {item.delta.seq_id: item.begin.sampling.acceptance == "rejection" for item in asked if item.begin}
+    by_ratio, coupled = (
+        [item for item in asked if is_by_ratio[item.delta.seq_id] == rule and item.begin is None]
+        for rule in (True, False)
+    )
+    assert max(item.min_confidence for item in coupled) > 0.0
+    assert {item.max_depth for item in coupled} == {4}
+    assert {item.min_confidence for item in by_ratio} == {0.0}
+    assert min(item.max_depth for item in by_ratio) < 4
+
+
 def test_under_rejection_an_accepted_stop_token_ends_the_request():
     target = Scripted([5, EOS, 7, 8])
     core = make_core(rejection(), workers=["w"])

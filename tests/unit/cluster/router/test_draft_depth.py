@@ -88,7 +88,16 @@ def test_confidence_that_promises_too_much_is_seen_through():
     assert boastful.min_confidence(1.5, 1, 0.0) > 0.6 > honest.min_confidence(1.5, 1, 0.0)
 
 
-def speed(share: float, cost_s: float, fixed: int | None, rounds: int = 600) -> float:
+def test_levels_by_value_are_within_their_limits():
+    depth = DraftDepth()
+    assert depth.paying_levels(100.0, 1, 0.0, most=8) == 8  # before the first answer nothing is known to cost time
+    depth.observe_answer(0.01, 2)
+    assert depth.paying_levels(1e6, 1, 0.0, most=8) == 1
+    assert 1 < depth.paying_levels(50.0, 1, 0.0, most=8) < depth.paying_levels(50.0, 2, 0.0, most=8) < 8
+    assert depth.paying_levels(50.0, 1, 0.2, most=8) < depth.paying_levels(50.0, 1, 0.0, most=8)
+
+
+def speed(share: float, cost_s: float, fixed: int | None, rounds: int = 600, is_rejection: bool = False) -> float:
     """Tokens a second where each draft token is right with probability `share` after a right one. The draft model says
     sharpened probabilities: it is right in what it is sure of, and its confidence varies from place to place."""
     rng, depth = np.random.default_rng(1), DraftDepth()
@@ -96,8 +105,11 @@ def speed(share: float, cost_s: float, fixed: int | None, rounds: int = 600) -> 
     for _ in range(rounds):
         odds = rng.beta(8 * share, 8 * (1 - share), MOST)
         path = np.cumprod(odds)
-        least = 0.0 if fixed else depth.min_confidence(tokens / max(seconds, 1e-9), 1, 0.005)
+        costs = tokens / max(seconds, 1e-9), 1, 0.005
+        least = 0.0 if fixed else depth.min_confidence(*costs)
         most = fixed or next((d for d in range(1, MOST) if path[d - 1] < least), MOST)
+        if is_rejection:
+            most = depth.paying_levels(*costs, most=MOST)
         right = rng.random(MOST) < odds
         accepted = int(np.argmin(right[:most])) if not right[:most].all() else most
         emitted = np.arange(accepted + 1, dtype=np.int32)
@@ -115,3 +127,4 @@ def speed(share: float, cost_s: float, fixed: int | None, rounds: int = 600) -> 
 def test_depth_by_value_is_as_fast_as_the_best_fixed_depth(share, cost):
     best = max(speed(share, cost, fixed) for fixed in (1, 2, 3, 4, 6, 8, MOST))
     assert speed(share, cost, None) > 0.97 * best
+    assert speed(share, cost, None, is_rejection=True) > 0.97 * best
