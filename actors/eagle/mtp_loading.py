@@ -125,6 +125,13 @@ def _quantization(
             f"model {source.spec!r}: its MTP head is quantized with {method}, as key {quantized[0]!r} says; whole "
             "weights and fp8 are read"
         )
+    read_whole = {*layout.own, layout.embeddings, layout.output_layer}
+    for key in quantized:
+        if key.removesuffix(_FP8_SCALES) in read_whole:
+            raise ModelError(
+                f"model {source.spec!r}: key {key!r}: an MTP head may have fp8 in its decoder layer alone; its norms, "
+                "projection, embeddings and output layer are read whole"
+            )
     whole = stored.get("modules_to_not_convert") or []
     return {**stored, "modules_to_not_convert": [name.replace(layout.block, _LAYER) for name in whole]}
 

@@ -353,6 +353,17 @@ def test_a_head_in_fp8_is_widened_on_a_cpu(tmp_path):
         assert got == pytest.approx(Plain("deepseek_v3", target, whole).tree(2, 2, 6), rel=2e-3, abs=1e-7)
 
 
+@pytest.mark.parametrize("name", [f"{AFTER}eh_proj.weight", f"{AFTER}shared_head.head.weight"])
+def test_fp8_outside_of_the_decoder_layer_is_refused(tmp_path, name):
+    """Without their scales, such weights would be some hundred times too large."""
+    scales = torch.ones(2, 4)
+    tensors = {**checkpoint("deepseek_v3").tensors(), f"{name}_scale_inv": scales}
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    path = checkpoint("deepseek_v3").save(tmp_path, tensors, quantization_config=FP8)
+    with pytest.raises(ModelError, match=rf"key '{name}_scale_inv': an MTP head may have fp8 in its decoder layer"):
+        head_of(path)
+
+
 def test_a_whole_head_beside_a_quantized_target_is_read(tmp_path):
     path = checkpoint("mimo").save(tmp_path, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 16})
     assert head_of(path).projection.weight.dtype == torch.float32
