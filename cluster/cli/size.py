@@ -107,7 +107,7 @@ def _check(asked: Namespace) -> None:
         (
             asked.cpu,
             "it has no meaning with --cpu; leave it out",
-            ("config", "draft", "eagle_head", "price_per_gpu_hour", "hardware"),
+            _FOR_GPUS,
         ),
         (not asked.cpu, "it has no meaning with --gpus; leave it out", ("memory_gib", "bandwidth_gb_s")),
         (asked.draft is None, "give --draft, too", ("draft_gpu", "draft_price_per_gpu_hour")),

@@ -14,6 +14,7 @@ from cluster.deploy.size.placed_model import ForwardTime, MemoryFit, PlacedModel
 
 Drafting = Literal["none", "on the CPU", "by the head", "on request", "one round ahead"]
 MAX_DRAFT_TOKENS = SpeculationConfig().max_draft_tokens  # tried where the number is left open
+FEWEST_HEAD_LEVELS = 2  # target.eagle_depth is at least 1: the root's children, and those of an expanded node
 WORTHWHILE_GAIN = 1.01  # a smaller speed-up is not worth a GPU, nor a change
 
 
@@ -187,7 +188,8 @@ def _round_of_head(deployment: Deployment, drafts: int, head: PlacedModel) -> _R
     rows = deployment.concurrency * DEFAULT_EAGLE_TOP_K
     level_s = head.forward_time(rows, deployment.concurrency, deployment.context).total_s
     tokens = tokens_per_round(deployment.acceptance, drafts)
-    yield "by the head", tokens, deployment.verify_s(drafts) + (deployment.head_levels or drafts) * level_s
+    levels = deployment.head_levels or max(FEWEST_HEAD_LEVELS, drafts)
+    yield "by the head", tokens, deployment.verify_s(drafts) + levels * level_s
 
 
 def _rounds_of_workers(deployment: Deployment, drafts: int, drafter: PlacedModel, sequences: int) -> _Rounds:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from cluster.deploy.size.configured import Configured
-from cluster.deploy.size.estimate import Deployment, Sizing, Speed
+from cluster.deploy.size.estimate import FEWEST_HEAD_LEVELS, Deployment, Sizing, Speed
 from cluster.deploy.size.placed_model import CPU, NUM_BYTES, QUANTIZED, PlacedModel
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows
@@ -100,7 +100,8 @@ def settings(sizing: Sizing) -> dict[str, object]:
         "speculation.max_rows": min(4096, sequences * drafts) or None,
     }
     if speed.drafting == "by the head":
-        values |= {"target.eagle_head": deployment.head_setting, "target.eagle_depth": max(1, drafts - 1)}
+        depth = max(FEWEST_HEAD_LEVELS, drafts) - 1
+        values |= {"target.eagle_head": deployment.head_setting, "target.eagle_depth": depth}
     if speed.draft_workers:
         ahead = deployment.outcomes if speed.drafting == "one round ahead" else 0
         values |= {"draft.workers": speed.draft_workers, "draft.gamma": drafts, "draft.ahead": ahead}
@@ -172,9 +173,10 @@ def _named(speed: Speed) -> str:
     if speed.drafting == "none":
         return "no drafts"
     if not speed.draft_workers:
-        whose = "by the EAGLE head" if speed.drafting == "by the head" else "from the CPU"
-        return f"{speed.draft_tokens} draft tokens {whose}"
-    return f"{_count(speed.draft_workers, 'draft worker')}, {speed.drafting}, {speed.draft_tokens} draft tokens"
+        whose = "by the head" if speed.drafting == "by the head" else "from the CPU"
+        return f"{_count(speed.draft_tokens, 'draft token')} {whose}"
+    workers, tokens = _count(speed.draft_workers, "draft worker"), _count(speed.draft_tokens, "draft token")
+    return f"{workers}, {speed.drafting}, {tokens}"
 
 
 def _groups_that_fit(deployment: Deployment) -> list[int]:

@@ -216,6 +216,20 @@ def test_heads_and_configurations_that_are_not_there_are_named(refuse, arguments
     assert told in refuse("size", *MODELS, *arguments)
 
 
+@pytest.mark.parametrize("more", [(), ("--draft-tokens", "1"), ("--acceptance", "0.9")], ids=str)
+@pytest.mark.parametrize("drafting", [("--eagle-head", "mtp"), ("--draft", "llama-1b"), ()], ids=str)
+def test_settings_are_as_fast_as_the_output_that_names_them_says(run, tmp_path, drafting, more):
+    arguments = ["--target", "llama-8b", "--gpus", "l40s:1", "--context", "2048", "--concurrency", "16"]
+    told = sized(run, *arguments, *drafting, *more)
+    values = {} if drafting[:1] == ("--draft",) else {"draft": {"model": "none"}}
+    for key, value in told["settings"].items():
+        section, name = key.split(".")
+        values.setdefault(section, {})[name] = value
+    judged = judge(run, ClusterConfig.model_validate(values), [*arguments, *drafting, *more], 16, tmp_path)
+    assert judged["configured"] == told["cheapest"]
+    assert judged["better"] == []
+
+
 def test_a_sizing_needs_a_target(refuse):
     assert "--target is None; give --target, or --config" in refuse("size", "--gpus", "h200:8")
 
