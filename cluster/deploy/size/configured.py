@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from actors.drafters.registry import DRAFT_MODEL, EAGLE, OUROBOROS
+from actors.drafters.registry import source_named
 from cluster.config import ClusterConfig
 from cluster.deploy.size.estimate import MAX_DRAFT_TOKENS, WORTHWHILE_GAIN, Deployment, Sizing, Speed, sizing_of
 from cluster.deploy.size.model_shape import MODELS
@@ -23,16 +23,16 @@ class Configured:
 
 def fill_in(asked: Namespace, config: ClusterConfig) -> Namespace:
     """The command's options, completed by a configuration: models, dtypes and number of GPUs that are None there are
-    taken from here. A directory stands for the known model of its name, if there is one."""
-    target, draft, given = config.target, config.draft, vars(asked)
-    head = None if target.eagle_head == _NONE else target.eagle_head
+    taken from here, except models that the configuration's drafters do not use. A directory stands for the known model
+    of its name, if there is one."""
+    target, draft, given, places = config.target, config.draft, vars(asked), _places(config)
     gpus = asked.gpus and (asked.gpus if ":" in asked.gpus else f"{asked.gpus}:{target.tensor_parallel}")
     known = {
         "target": _named(target.model),
         "dtype": _dtype(target.quantization, target.dtype),
-        "draft": None if draft.model in (_AUTO, _NONE) or not draft.most_workers else _named(draft.model),
+        "draft": _named(draft.model) if "draft_worker" in places and draft.model != _AUTO else None,
         "draft_dtype": _dtype(draft.quantization, draft.dtype),
-        "eagle_head": head,
+        "eagle_head": target.eagle_head if "target" in places else None,
     }
     return Namespace(**{**given, "gpus": gpus, **{key: known[key] for key in known if given[key] is None}})
 
@@ -59,16 +59,13 @@ def _as_configured(deployment: Deployment, config: ClusterConfig) -> Deployment:
     speculation, draft = config.speculation, config.draft
     running = min(deployment.concurrency, config.router.max_running)
     most = min(speculation.max_draft_tokens, speculation.max_rows // running, MAX_DRAFT_TOKENS)
-    named = set(speculation.drafters)
-    asks = named & {_AUTO, DRAFT_MODEL, OUROBOROS} and draft.model != _NONE and draft.most_workers
-    drafter = deployment.drafter if asks else None
-    on_cpu = named - {DRAFT_MODEL, OUROBOROS, EAGLE, _NONE}
+    places = _places(config)
     return replace(
         deployment,
         concurrency=running,
-        drafter=drafter,
-        head=deployment.head if named & {_AUTO, EAGLE} else None,
-        cpu_acceptance=deployment.cpu_acceptance if on_cpu else None,
+        drafter=deployment.drafter if "draft_worker" in places else None,
+        head=deployment.head if "target" in places else None,
+        cpu_acceptance=deployment.cpu_acceptance if "router" in places else None,
         draft_tokens=None,
         most_draft_tokens=most,
         most_levels=draft.gamma,
@@ -77,6 +74,19 @@ def _as_configured(deployment: Deployment, config: ClusterConfig) -> Deployment:
         min_workers=max(1, draft.workers),
         max_workers=max(1, draft.most_workers),
     )
+
+
+def _places(config: ClusterConfig) -> set[str]:
+    """Where the configuration drafts, as `DraftSource.place`."""
+    named = [source_named(name) for name in config.speculation.drafters]
+    places: set[str] = {one.place for one in named if one is not None}
+    if _AUTO in config.speculation.drafters:
+        places |= {"router", "draft_worker", "target"}
+    if config.draft.model == _NONE or not config.draft.most_workers:
+        places -= {"draft_worker"}
+    if config.target.eagle_head == _NONE:
+        places -= {"target"}
+    return places
 
 
 def _named(model: str) -> str:

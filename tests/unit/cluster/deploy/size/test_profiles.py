@@ -230,6 +230,26 @@ def test_settings_are_as_fast_as_the_output_that_names_them_says(run, tmp_path, 
     assert judged["better"] == []
 
 
+@pytest.mark.parametrize("drafters", [["suffix"], ["none"]])
+def test_models_that_a_configurations_drafters_do_not_use_are_not_looked_for(run, tmp_path, drafters):
+    values = {
+        "target": {"model": "/no/such/target", "eagle_head": "/no/such/head"},
+        "draft": {"model": "/no/such/draft"},
+        "speculation": {"drafters": drafters},
+    }
+    config = ClusterConfig.model_validate(values)
+    told = judge(run, config, ["--target", "llama-8b", "--gpus", "l40s"], 1, tmp_path)
+    assert told["configured"]["drafting"] == ("on the CPU" if drafters == ["suffix"] else "none")
+
+
+def test_a_head_that_a_configuration_does_not_name_is_none_of_its_ways(run, tmp_path):
+    arguments = ["--target", "llama-8b", "--gpus", "l40s", "--eagle-head", "mtp", "--acceptance", "0.9"]
+    config = ClusterConfig.model_validate({"draft": {"model": "none"}})
+    told = judge(run, config, arguments, 1, tmp_path)
+    assert told["configured"]["drafting"] == "on the CPU"
+    assert told["better"][0]["drafting"] == "by the head"
+
+
 def test_a_sizing_needs_a_target(refuse):
     assert "--target is None; give --target, or --config" in refuse("size", "--gpus", "h200:8")
 
