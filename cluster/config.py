@@ -78,8 +78,9 @@ class SpeculationConfig(Options):
     """Options of drafters by name, as in {suffix: {len_threshold: 5}}: the keywords of their classes."""
     acceptance: Literal["coupled", "rejection"] = "coupled"
     """How a draft token of a sampled text is accepted. coupled: if it is the token that would be drawn without drafts.
-    rejection: by the ratio of its probabilities in target and draft: chains that the draft model draws, and where there
-    is none, trees of the other drafters but lookahead, whose tokens are certain, so that both rules are one."""
+    rejection: tokens of a draft model's chain by the ratio of their probabilities in target and draft. A sequence
+    without such a chain has trees of the other drafters, except lookahead and ouroboros: both rules are the same for
+    tokens that are not drawn."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
     """Tree nodes of a sequence in a round, beside those that a drafter requires (a lookahead window). 0: none of
     either."""
