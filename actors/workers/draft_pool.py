@@ -59,6 +59,7 @@ class DraftReplica:
         self._directory: DirectoryHandle | None = None
         self._name = secrets.token_hex(8)  # in the directory's turns
         self._served: RegisteredDraft | None = None
+        self._loaded = settings  # of the model that was loaded last
         self._followed = 0  # number of the last `WantedModel` that was loaded or refused
         self._error: str | None = None
         self._demand = DemandReader(directory_name, lambda directory: directory.draft_demand.remote(settings.pool))
@@ -98,8 +99,9 @@ class DraftReplica:
     def __del__(self) -> None:
         self._stopping.set()
         self._thread.join(_STOP_WITHIN_S)
-        if self._served is not None:
-            self._served.leave()
+        served, self._served = self._served, None
+        if served is not None:
+            served.leave()
 
     def _busy_share(self) -> float:
         served = self._served
@@ -114,7 +116,7 @@ class DraftReplica:
                 if self._served is None:
                     self._start(wanted)
                 elif wanted is not None and wanted.number != self._followed:
-                    self._follow(wanted, self._served)
+                    self._follow(wanted)
                 self._stopping.wait(_LOOK_AGAIN_S)
         except Exception as error:
             logger.exception("the draft worker could not load its model")
@@ -139,7 +141,7 @@ class DraftReplica:
             try:
                 self._load(self._settings_of(wanted), wanted.number)
             except Exception as error:
-                self._refuse(wanted, error)
+                self._refuse(wanted, _reason(wanted, error))
         elif self._configured.source.path.is_dir():
             self._load(self._configured, self._followed if wanted is None else wanted.number)
 
@@ -147,38 +149,54 @@ class DraftReplica:
         from actors.workers.registered_draft import RegisteredDraft  # only where a model is loaded: it takes seconds
 
         self._served = RegisteredDraft(settings, self._directory_name, number)
-        self._followed = number
+        self._loaded, self._followed = settings, number
 
-    def _follow(self, wanted: WantedModel, served: RegisteredDraft) -> None:
+    def _follow(self, wanted: WantedModel) -> None:
         """Change to the wanted model, if it is this worker's turn."""
-        if (wanted.spec or self._configured.source.spec) == served.settings.source.spec:
-            served.renumber(wanted.number)
-            self._followed = wanted.number
-            return
-        if not self._has_turn():
+        if self._runs(wanted) or not self._has_turn():
             return
         turn = Heartbeat(self._has_turn, _LOOK_AGAIN_S, "turn to change the draft model")
         try:
-            self._change(wanted, served.settings)
+            self._change(wanted)
         finally:
             turn.stop()
             self._tell("end_turn", self._name)
 
-    def _change(self, wanted: WantedModel, before: DraftSettings) -> None:
-        """Raises what loading the model raises that was there before."""
+    def _runs(self, wanted: WantedModel) -> bool:
+        """Whether this worker runs the wanted model already, which its entry then says."""
+        served = self._served
+        if served is None or (wanted.spec or self._configured.source.spec) != served.settings.source.spec:
+            return False
+        served.renumber(wanted.number)
+        self._followed = wanted.number
+        return True
+
+    def _change(self, wanted: WantedModel) -> None:
+        """Raises what loading the model raises that was there before.
+
+        No frame may refer to the worker that ends, or to an error with the frames of a failed load: two models at a
+        time may be more than the device has room for.
+        """
         try:
             settings = self._settings_of(wanted)  # what is no model is refused without a pause
         except Exception as error:
-            self._refuse(wanted, error)
+            self._refuse(wanted, _reason(wanted, error))
             return
-        number = self._followed
+        before, number = self._loaded, self._followed
         self._unload()
+        reason = self._try_load(wanted, settings)
+        if reason is not None:
+            self._unload()
+            self._load(before, number)
+            self._refuse(wanted, reason)
+
+    def _try_load(self, wanted: WantedModel, settings: DraftSettings) -> str | None:
+        """Load the wanted model. Returns why it cannot be loaded, None if it is."""
         try:
             self._load(settings, wanted.number)
         except Exception as error:
-            self._unload()
-            self._load(before, number)
-            self._refuse(wanted, error)
+            return _reason(wanted, error)
+        return None
 
     def _settings_of(self, wanted: WantedModel) -> DraftSettings:
         """Raises ModelError where there is no such model, or it cannot draft here."""
@@ -205,9 +223,7 @@ class DraftReplica:
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _refuse(self, wanted: WantedModel, error: Exception) -> None:
-        reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-        logger.error("draft model %r cannot be loaded: %s", wanted.spec, reason, exc_info=error)
+    def _refuse(self, wanted: WantedModel, reason: str) -> None:
         self._followed = wanted.number
         self._tell("refuse_model", self._name, wanted.number, reason)
 
@@ -222,6 +238,13 @@ class DraftReplica:
             return ray.get(call, timeout=_DIRECTORY_S)
         except (RayError, ValueError, TimeoutError):
             return None
+
+
+def _reason(wanted: WantedModel, error: Exception) -> str:
+    """Why the wanted model cannot be loaded, which is logged with the error's frames."""
+    reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    logger.error("draft model %r cannot be loaded: %s", wanted.spec, reason, exc_info=error)
+    return reason
 
 
 def draft_pool_application(

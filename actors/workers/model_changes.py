@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+_MOST_REFUSALS = 64  # of a pool: every worker that starts anew is another one
+_MOST_CHARACTERS = 2000  # of a reason
+
 
 class WantedModel(msgspec.Struct, frozen=True):
     """What a pool's workers are to run."""
@@ -50,8 +53,12 @@ class ModelTurns:
             del self._turns[pool]
 
     def refuse(self, pool: str, worker: str, reason: str) -> None:
-        """The worker keeps the model that it has, because it cannot load the other one."""
-        self._refusals.setdefault(pool, {})[worker] = reason
+        """The worker keeps the model that it has, because it cannot load the other one. The latest 64 are kept."""
+        reasons = self._refusals.setdefault(pool, {})
+        reasons.pop(worker, None)
+        reasons[worker] = reason[:_MOST_CHARACTERS]
+        if len(reasons) > _MOST_REFUSALS:
+            del reasons[next(iter(reasons))]
 
     def refusals(self, pool: str) -> list[str]:
         """Reasons, one from each worker that has refused what is wanted now."""

@@ -250,3 +250,14 @@ def test_one_worker_of_a_pool_at_a_time_changes_its_model_and_one_that_is_gone_k
     assert directory.take_turn("draft", "b")
     clock.now += 1.1 * TTL_S
     assert directory.take_turn("draft", "a")
+
+
+def test_refusals_of_workers_that_come_and_go_do_not_pile_up():
+    directory = Directory(LinkKeys.generate())
+    number = directory.want_model("draft", "/models/a").number
+    for worker in range(1000):
+        directory.refuse_model("draft", f"w{worker}", number, f"{worker} " + "x" * 10_000)
+    reasons = directory.refusals("draft")
+    assert len(reasons) == 64
+    assert reasons[-1].startswith("999 ")
+    assert max(map(len, reasons)) <= 2000

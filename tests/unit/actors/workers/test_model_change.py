@@ -1,0 +1,96 @@
+"""A draft worker changes its model at run time, without Ray: the directory is in the process.
+
+Covers `actors.workers.draft_pool`.
+"""
+
+import shutil
+import time
+import weakref
+
+import pytest
+
+from actors.links.keys import LinkKeys
+from actors.models.catalog import resolve_model
+from actors.options import DraftPoolOptions
+from actors.workers import draft_pool
+from actors.workers.directory import Directory
+from actors.workers.draft_pool import DraftReplica
+from actors.workers.model_changes import WantedModel
+from actors.workers.settings import DraftSettings
+from paceline_testing.tiny_models import save_tiny_model
+
+PATIENCE_S = 30.0
+
+
+class Replica(DraftReplica):
+    """One whose directory is called directly."""
+
+    def __init__(self, settings: DraftSettings, directory: Directory) -> None:
+        self.directory = directory
+        self.loads = []  # for each load: the model, and whether another one was in memory
+        self._before = None
+        super().__init__(settings, "no directory")
+
+    def _wanted(self) -> WantedModel:
+        return self.directory.wanted_model(self._configured.pool)
+
+    def _tell(self, method: str, *arguments: object) -> object:
+        return getattr(self.directory, method)(self._configured.pool, *arguments)
+
+    def _load(self, settings: DraftSettings, number: int) -> None:
+        is_in_memory = self._before is not None and self._before() is not None
+        self.loads.append((settings.source.name, is_in_memory))
+        part = Part()
+        self._before = weakref.ref(part)  # stands for what is in memory when a load fails
+        super()._load(settings, number)
+        self._before = weakref.ref(self._served.worker)
+
+
+class Part:
+    """A part of a model."""
+
+
+@pytest.fixture
+def models(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        save_tiny_model(tmp_path / name, seed=seed)
+    shutil.copytree(tmp_path / "b", tmp_path / "broken")
+    for file in (tmp_path / "broken").glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-100])
+    return tmp_path
+
+
+@pytest.fixture
+def replica(models, monkeypatch):
+    monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", False)  # registration starts no Ray
+    monkeypatch.setattr(
+        draft_pool.logger, "propagate", False
+    )  # pytest keeps records, and with them the frames of errors
+    monkeypatch.setattr(draft_pool, "_LOOK_AGAIN_S", 0.05)
+    options = DraftPoolOptions(device="cpu", kv_cache_tokens=512, enforce_eager=True)
+    replica = Replica(DraftSettings(resolve_model(str(models / "a"), models), options), Directory(LinkKeys.generate()))
+    yield replica
+    replica._stopping.set()
+    replica._thread.join()
+    replica.__del__()
+
+
+def followed(replica: Replica, number: int) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while replica._followed != number or replica._served is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_one_model_at_a_time_is_in_memory_and_one_that_cannot_be_loaded_is_refused_once(replica, models):
+    followed(replica, 0)
+    replica.directory.want_model("draft", str(models / "b"))
+    followed(replica, 1)
+    replica.directory.want_model("draft", str(models / "broken"))
+    followed(replica, 2)
+    assert replica.loads == [("a", False), ("b", False), ("broken", False), ("b", False)]
+    (reason,) = replica.directory.refusals("draft")
+    assert "broken" in reason
+    time.sleep(0.3)  # it looks again
+    assert len(replica.loads) == 4
+    replica.check_health()
