@@ -9,6 +9,7 @@ import secrets
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -195,7 +196,9 @@ class DraftReplica:
         try:
             self._load(settings, wanted.number)
         except Exception as error:
-            return _reason(wanted, error)
+            reason = _reason(wanted, error)
+            _clear_frames(error)
+            return reason
         return None
 
     def _settings_of(self, wanted: WantedModel) -> DraftSettings:
@@ -245,6 +248,13 @@ def _reason(wanted: WantedModel, error: Exception) -> str:
     reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
     logger.error("draft model %r cannot be loaded: %s", wanted.spec, reason, exc_info=error)
     return reason
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drop the variables of an error's frames, whoever keeps the error: a part of a model may be among them."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def draft_pool_application(

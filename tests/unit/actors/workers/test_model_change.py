@@ -63,9 +63,6 @@ def models(tmp_path):
 @pytest.fixture
 def replica(models, monkeypatch):
     monkeypatch.setattr("ray._private.auto_init_hook.enable_auto_connect", False)  # registration starts no Ray
-    monkeypatch.setattr(
-        draft_pool.logger, "propagate", False
-    )  # pytest keeps records, and with them the frames of errors
     monkeypatch.setattr(draft_pool, "_LOOK_AGAIN_S", 0.05)
     options = DraftPoolOptions(device="cpu", kv_cache_tokens=512, enforce_eager=True)
     replica = Replica(DraftSettings(resolve_model(str(models / "a"), models), options), Directory(LinkKeys.generate()))
