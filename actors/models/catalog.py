@@ -21,6 +21,7 @@ from actors.models.staging import directory_lock, staged_directory
 
 Progress = Callable[[str, int, int], None]  # (what is being done, units done, units in all)
 
+_MOST_SHOWN = 200  # characters of a wrong name
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
 
@@ -100,7 +101,7 @@ def resolve_model(spec: str, home: Path, progress: Progress = silent) -> ModelSo
     """
     if spec in CATALOG:
         return ModelSource(spec=spec, name=spec, path=prepare_model(spec, home, progress))
-    path = Path(spec).expanduser()
+    path = model_path(spec)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model {spec!r}: the directory holds no config.json")
@@ -116,6 +117,17 @@ def resolve_model(spec: str, home: Path, progress: Progress = silent) -> ModelSo
         f"model {spec!r}: not a known name ({', '.join(sorted(CATALOG))}), an existing directory or .gguf file, "
         "or a Hugging Face id (owner/name)"
     )
+
+
+def model_path(spec: str) -> Path:
+    """The path that `spec` may be. Raises ModelError where it can be none: a home of nobody, or too long."""
+    try:
+        path = Path(spec).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:
+        shown = spec if len(spec) <= _MOST_SHOWN else f"{spec[:_MOST_SHOWN]}..."
+        raise ModelError(f"model {shown!r}: {getattr(error, 'strerror', None) or error}") from None
+    return path
 
 
 def _entry(name: str) -> CatalogEntry:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from actors.models.catalog import model_path
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def change_model(
     """Set the model of a pool's workers, and wait until all run it. until: on the monotonic clock, how long to wait;
     count: the number of the pool's workers.
 
-    Raises ConfigError where a worker cannot load it, or the time is over.
+    Raises ConfigError where a worker cannot load it, or the time is over, and ModelError for what is no path either.
     """
     import ray
 
@@ -52,5 +52,5 @@ def change_model(
 
 def _absolute(model: str) -> str:
     """Workers have another working directory."""
-    path = Path(model).expanduser()
+    path = model_path(model)
     return str(path.resolve()) if path.exists() else model

@@ -258,3 +258,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match="cannot be written"), directory_lock(tmp_path / "file" / "sub"):
         pass
+
+
+@pytest.mark.parametrize("spec", ["~nobody-of-that-name/model", "x" * 5000], ids=["home of nobody", "too long"])
+def test_what_can_be_no_path_is_refused_in_one_short_line(tmp_path, spec):
+    with pytest.raises(ModelError) as refused:
+        resolve_model(spec, tmp_path)
+    assert len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 400
