@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from actors.pool_names import FIRST_POOL
+
 if TYPE_CHECKING:
     from cluster.router.connections import Connections
     from cluster.router.driver import RouterDriver
@@ -29,14 +31,14 @@ def router_status(
     return RouterStatus(
         ready=obstacle is None,
         live=driver is None or driver.failure is None,
-        detail=obstacle or _drafting(connections.num_draft_links, build_progress),
+        detail=obstacle or _drafting(connections, build_progress),
         max_model_len=None if driver is None else driver.core.max_model_len,
     )
 
 
-def _drafting(num_workers: int, build_progress: Path | None) -> str:
-    told = f"{num_workers} draft workers"
-    if num_workers == 0 and build_progress is not None:
+def _drafting(connections: Connections, build_progress: Path | None) -> str:
+    told = f"{connections.num_draft_links} draft workers"
+    if FIRST_POOL not in connections.draft_models() and build_progress is not None:
         with contextlib.suppress(OSError, ValueError):  # the build is over, or is writing
             return f"{told}; the draft model is being built: {build_progress.read_text(encoding='utf-8')}"
     return told

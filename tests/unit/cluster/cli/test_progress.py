@@ -24,8 +24,11 @@ def test_a_router_tells_the_progress_until_a_draft_worker_is_there(tmp_path):
     file = tmp_path / "x.progress"
     driver = SimpleNamespace(failure=None, is_draining=False, has_target=True, core=SimpleNamespace(max_model_len=64))
 
-    def detail(num_workers):
-        links = SimpleNamespace(is_standby=False, is_leaving=False, num_draft_links=num_workers)
+    def detail(num_workers, pool="draft"):
+        models = {pool: dict.fromkeys(range(num_workers), "model")} if num_workers else {}
+        links = SimpleNamespace(
+            is_standby=False, is_leaving=False, num_draft_links=num_workers, draft_models=lambda: models
+        )
         status = router_status(driver, links, file)
         assert status.ready
         return status.detail
@@ -34,3 +37,4 @@ def test_a_router_tells_the_progress_until_a_draft_worker_is_there(tmp_path):
     file.write_text("distilling, 43 %")
     assert detail(0) == "0 draft workers; the draft model is being built: distilling, 43 %"
     assert detail(1) == "1 draft workers"
+    assert detail(1, "code") == "1 draft workers; the draft model is being built: distilling, 43 %"
