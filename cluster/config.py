@@ -24,6 +24,7 @@ from cluster.validation import describe
 
 MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
 NO_CACHE = "none"  # as `cache.url`
+_MOST_DRAFT_MODELS = 16  # beside the first; each is a source of the router, which has room for 62 in all
 _PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
 
@@ -55,6 +56,8 @@ class DraftModelConfig(DraftPoolOptions):
 
     model: Annotated[str, Field(min_length=1)]
     """A prepared name, a directory, a .gguf file or a Hugging Face id."""
+    workers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Draft workers, at least."""
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0
     """Milliseconds that a round waits for its drafts; then it goes on without them."""
 
@@ -62,8 +65,6 @@ class DraftModelConfig(DraftPoolOptions):
     def _is_there(self) -> DraftModelConfig:
         if self.model in ("auto", "none"):
             raise ValueError(f"model is {self.model}; it must name a model")
-        if not self.workers:
-            raise ValueError("workers is 0; it must be at least 1")
         return self
 
 
@@ -280,6 +281,7 @@ class ClusterConfig(Options):
     draft: DraftConfig = DraftConfig()
     more_drafts: dict[_PoolName, DraftModelConfig] = Field(
         default_factory=dict,
+        max_length=_MOST_DRAFT_MODELS,
         json_schema_extra={"additionalProperties": False, "propertyNames": {"not": {"const": "draft"}}},
     )
     """Further draft models by name, each with the keys of `draft` but `build`, and workers of its own. NAME's drafts

@@ -116,6 +116,17 @@
 {{- if not (hasPrefix "/" (toString $draft.model)) -}}
 {{- fail (printf "config.more_drafts.%s.model is %s; it must be a directory, /models/..." $pool (toString $draft.model)) -}}
 {{- end -}}
+{{- if gt (int $draft.workers) (int $draft.max_workers) -}}
+{{- fail (printf "config.more_drafts.%s.workers is %d; it must not exceed max_workers, %d" $pool (int $draft.workers) (int $draft.max_workers)) -}}
+{{- end -}}
+{{- if and (hasPrefix "cuda" $draft.device) (eq "0" (include "paceline.gpus" $values.draft)) -}}
+{{- fail (printf "config.more_drafts.%s.device is %s; draft.resources.limits has no GPU" $pool $draft.device) -}}
+{{- end -}}
+{{- $drafters := default (list "auto") (dig "speculation" "drafters" list $config) -}}
+{{- $name := printf "draft_model.%s" $pool -}}
+{{- if not (or (has "none" $drafters) (has "auto" $drafters) (has $name $drafters)) -}}
+{{- fail (printf "config.speculation.drafters is %s; it must include %s, or auto, for more_drafts.%s to be used" (join ", " $drafters) $name $pool) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (include "paceline.firstDraft" .) (not (hasPrefix "/" $config.draft.model)) -}}
 {{- if ne $config.draft.model "auto" -}}

@@ -47,6 +47,8 @@ def test_every_section_says_what_it_is_of(validator):
         "draft.lookahead.window=2",
         "more_drafts.code.model=''",
         "more_drafts.code.workers=1",
+        "more_drafts.code={model: a, workers: 0}",
+        "more_drafts={" + ", ".join(f"p{index}: {{model: a}}" for index in range(17)) + "}",
         "more_drafts.Code.model=a",
         "more_drafts.draft.model=a",
         "cache.promotion.min_tenant=20",
@@ -74,7 +76,8 @@ def test_what_the_configuration_refuses_in_one_key_the_schema_refuses(validator,
     ("given", "told"),
     [
         ({"code": {"model": "auto"}}, "model is auto; it must name a model"),
-        ({"code": {"model": "a", "workers": 0}}, "workers is 0; it must be at least 1"),
+        ({"code": {"model": "a", "workers": 0}}, "greater than or equal to 1"),
+        ({f"p{index}": {"model": "a"} for index in range(17)}, "at most 16 items"),
         ({"draft": {"model": "a"}}, "this is the name of the draft model that `draft` describes"),
     ],
 )

@@ -765,6 +765,19 @@ def test_the_schema_holds_the_limits_of_the_configuration():
         ({"router": {"minReplicas": 9}}, "router.minReplicas is 9; it must not exceed maxReplicas, 1"),
         ({"target": {"minReplicas": 2}}, "target.minReplicas is 2; it must not exceed maxReplicas, 1"),
         ({"config": {"more_drafts": {"code": {"model": "qwen"}}}}, "config.more_drafts.code.model is qwen; it"),
+        ({"config": {"more_drafts": {"code": {"model": "/m", "workers": 0}}}}, "minimum: got 0, want 1"),
+        (
+            {"config": {"more_drafts": {"code": {"model": "/m", "workers": 3, "max_workers": 2}}}},
+            "config.more_drafts.code.workers is 3; it must not exceed max_workers, 2",
+        ),
+        (
+            {"config": {"more_drafts": {"code": {"model": "/m", "device": "cuda"}}}},
+            "config.more_drafts.code.device is cuda; draft.resources.limits has no GPU",
+        ),
+        (
+            {"config": {"more_drafts": {"code": {"model": "/m"}}, "speculation": {"drafters": ["suffix"]}}},
+            "config.speculation.drafters is suffix; it must include draft_model.code, or auto",
+        ),
         ({"config": {"target": {"groups": 3}}}, "config.target.groups is 3; it must not exceed max_groups, 1"),
         ({"config": {"draft": {"workers": 9}}}, "config.draft.workers is 9; it must not exceed max_workers, 2"),
         (
