@@ -206,6 +206,8 @@ class DraftChoice:
         wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
         for pool, num_workers in round.asked.pools.items():
             num_sequences = sum(pool in entry.draft_workers for entry in round.entries)
+            if not num_sequences:
+                continue  # of several pools, another one drafts for all
             own = num_gained if len(asked) == 1 else self._gained_by_pools(round, emitted, (pool,))
             self._scalings[pool].observe_round(
                 num_sequences, num_workers, num_tokens, own, wait_s=wait_s, plain_s=plain_s, now=now

@@ -256,3 +256,6 @@ def test_under_rejection_one_draft_model_drafts_for_a_sequence():
         cluster.core.commit(round, result, cluster.now)
     assert asked[(0,)] > 5
     assert asked[(1,)] > 5
+    assert asked[(0, 1)] > 0
+    rounds, sequences, *_ = cluster.core.draft_scaling["prose"]._rounds
+    assert sequences == pytest.approx(rounds)  # rounds in which only the other one drafts say nothing of its workers
