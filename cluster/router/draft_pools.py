@@ -70,14 +70,25 @@ class DraftPools:
                 round.asked.pool_of[worker_id] = index
 
     def _leave_out(self, asking: list[Asking], asked: Pools) -> None:
-        """Take entries off the pools whose drafts are seldom right in their namespace, and others' are not."""
-        wanted: dict[str, set[int]] = {}
-        for namespace in {entry.sequence.namespace for pool in asked for entry, _ in asking[pool]}:
-            merits = self._records.of([namespace]).merits
-            best = max(merits[pool].tokens for pool in asked)
-            wanted[namespace] = {pool for pool in asked if merits[pool].is_wanted(best)}
+        """Take entries off the pools whose drafts are seldom right in their namespace, where another one that may draft
+        for them is right more often."""
+        able: dict[int, list[int]] = {}  # pools by sequence
+        namespaces: dict[int, str] = {}
         for pool in asked:
-            asking[pool] = [item for item in asking[pool] if pool in wanted[item[0].sequence.namespace]]
+            for entry, _ in asking[pool]:
+                able.setdefault(entry.seq_id, []).append(pool)
+                namespaces[entry.seq_id] = entry.sequence.namespace
+        wanted: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+        for namespace, pools in dict.fromkeys((namespaces[seq_id], tuple(pools)) for seq_id, pools in able.items()):
+            merits = self._records.of([namespace]).merits
+            best = max(merits[pool].tokens for pool in pools)
+            wanted[namespace, pools] = {pool for pool in pools if merits[pool].is_wanted(best)}
+        for pool in asked:
+            asking[pool] = [
+                (entry, worker_id)
+                for entry, worker_id in asking[pool]
+                if pool in wanted[namespaces[entry.seq_id], tuple(able[entry.seq_id])]
+            ]
 
     def take_results(self, round: Round, results: Mapping[str, DraftResult | None]) -> None:
         """results: by worker; None or missing: no answer in time."""

@@ -229,6 +229,22 @@ def test_a_worker_that_comes_back_with_the_same_model_keeps_what_was_learnt():
     assert share(cluster.answer("code", 100)) > 0.9
 
 
+def test_a_request_has_the_only_draft_model_that_may_draft_for_it_though_others_are_better_in_its_namespace():
+    cluster = Cluster((RIGHT_FOR_CODE, RIGHT_FOR_PROSE))
+    named = {"named": ("draft_model.prose",)}
+    for index, (name, first) in enumerate((("named", CODE), ("code", CODE), ("prose", PROSE))):
+        namespace = "code" if first == CODE else "prose"
+        one = toy_request(name, [first, index, 3], 300, namespace=namespace, drafters=named.get(name))
+        cluster.core.add(one, 0.0)
+    drafted = Counter()
+    for _ in range(150):
+        round = cluster.round().round
+        for entry in round.entries if round is not None and len(round.asked.pools) > 1 else ():
+            if entry.sequence.request.request_id == "named" and entry.max_nodes:
+                drafted[tuple(entry.draft_workers)] += 1
+    assert set(drafted) == {(1,)}
+
+
 def test_under_rejection_one_draft_model_drafts_for_a_sequence():
     """Which chain is verified must not depend on tokens."""
     cluster = Cluster((ALWAYS_RIGHT, ALWAYS_RIGHT))
