@@ -98,7 +98,7 @@ class Worker:
 class KnownTarget(ToyTarget):
     """Says the recorded answers."""
 
-    has_head, row_steps, device = False, (), torch.device("cpu")
+    has_head, chain_only, row_steps, device = False, False, (), torch.device("cpu")
 
     def __init__(self, answers: Sequence[Generation], vocab_size: int) -> None:
         super().__init__(vocab_size, 8192, 16, 512, order=1 << 20)

@@ -179,7 +179,7 @@ class SimulatedWorker:
 class KnownTarget(ToyTarget):
     """Keeps sequences as an engine does, and predicts from `Answers`."""
 
-    has_head = False
+    has_head = chain_only = False
     device = torch.device("cpu")
 
     def __init__(self, answers: Answers, vocab_size: int, row_steps: Sequence[int]) -> None:
