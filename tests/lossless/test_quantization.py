@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_the_quantized_model_itself(model_dirs, quant
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize("quantization", [pytest.param("fp8", marks=pytest.mark.slow), "int8", "int4"])
 def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafts_and_batch_size(model_dirs, quantization, dtype):
     options = {"max_new_tokens": 24, "temperature": 0.9, "seed": 7, "ignore_eos": True}
     bits = {"quantization": quantization, "dtype": dtype, "exact": "bitwise"}
