@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH_ARGS ?=
 PACELINE_HOME ?= $(HOME)/.cache/paceline
 # That the tests are shared out to; one Ray cluster runs at a time all the same.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 2
 # For `make serve`: a configuration file, and more arguments of `paceline serve`.
 CONFIG ?= configs/laptop.yaml
 ARGS ?=

@@ -217,6 +217,8 @@ def test_metrics_tell_what_was_shared_without_saying_whose_it_is(server):
         cache.follow(["secret-tenant"])
         commit(cache, "secret-tenant", "d", range(10))
         assert until(lambda: cache.stats().index.tokens >= 10)
+        # The follower may have read them before the writer has counted them.
+        assert until(lambda: "paceline_cache_written_tokens_total 10.0" in metrics_text(cache))
         text = metrics_text(cache)
     for line in (
         "paceline_cache_published_tokens_total 10.0",

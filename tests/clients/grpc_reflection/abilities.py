@@ -29,7 +29,7 @@ def services() -> None:
 def plain() -> None:
     request, answer = _types("Generate")
     call = _channel.unary_unary(f"/{SERVICE}/Generate", request.SerializeToString, answer.FromString)
-    found = call(request(model=MODEL, prompt="One two three", max_tokens=8), timeout=60)
+    found = call(request(model=MODEL, prompt="One two three", max_tokens=8, temperature=0), timeout=60)
     assert found.text
 
 
@@ -62,7 +62,7 @@ def logprobs() -> None:
 def stream() -> None:
     request, chunk = _types("GenerateStream")
     call = _channel.unary_stream(f"/{SERVICE}/GenerateStream", request.SerializeToString, chunk.FromString)
-    assert list(call(request(model=MODEL, prompt="One two three", max_tokens=8), timeout=60))
+    assert list(call(request(model=MODEL, prompt="One two three", max_tokens=8, temperature=0), timeout=60))
 
 
 if __name__ == "__main__":
