@@ -375,7 +375,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
 
 
 def _draft_settings(plan: ClusterPlan) -> Iterator[DraftSettings]:
-    """Of each pool of draft workers."""
+    """The settings of each pool of draft workers."""
     if plan.draft is not None:
         update = {"device": plan.draft_device, "ahead": plan.draft_ahead}
         yield DraftSettings(

@@ -33,7 +33,7 @@ class LayerShape(NamedTuple):
 
     @staticmethod
     def without_keys(dtype: torch.dtype) -> LayerShape:
-        """Of a layer that does not attend."""
+        """The shape of a layer that does not attend."""
         return LayerShape(0, 0, 0, dtype)
 
 

@@ -187,7 +187,7 @@ def merge_trees(
 
 
 def best_paths(merged: MergedTrees) -> MergedTrees:
-    """Of each tree the path from the root on which most tokens are expected to be accepted: a chain."""
+    """Reduce each tree to a chain: the path from the root on which most tokens are expected to be accepted."""
     if not len(merged):
         return merged
     start, nodes = keep_nodes(merged.start, merged.nodes, _on_best_paths(merged.start, merged.nodes))

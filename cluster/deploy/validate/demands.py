@@ -36,7 +36,7 @@ def cluster_demands(config: ClusterConfig) -> list[Demand]:
 
 
 def demands_of(config: dict[str, Any]) -> Iterator[Demand]:
-    """Of all applications, with what their deployments override."""
+    """The demands of all applications, with what their deployments override."""
     for _, application in items(config, "applications"):
         own: dict[str, Demand] = {}
         if application.get("import_path") == BUILDER:
