@@ -33,7 +33,7 @@ from actors.pool_names import FIRST_POOL
 from actors.workers.demand import TargetDemand
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.config import RouterConfig, SpeculationConfig
-from cluster.router import learning, planner
+from cluster.router import draft_depth, learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.cpu_drafting import CpuDrafting, check_required_rows
@@ -148,6 +148,7 @@ class RouterCore:
         self._round_id = 0
         planner.warm_up()
         learning.warm_up()
+        draft_depth.warm_up()
 
     # Requests
 

@@ -18,16 +18,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numba
 import numpy as np
 
-from actors.draft_tree import DraftTree, depths_of
-from cluster.router.calibration import KNOTS, Calibration
+from actors.draft_tree import DraftTree
+from cluster.router.calibration import KNOTS, Calibration, observe
 
 _WEIGHT = 0.1  # of a new measurement of the draft model's time
 _DECAY = 0.98  # of counts, with each answer
 _PRIOR = 4.0  # nodes that the first guess of `a` counts as
 _FIRST_SHARE = 0.7
-_ANY_VOCABULARY = 1 << 31
+_NOTHING = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -88,57 +89,83 @@ class DraftDepth:
 
         Nodes beyond the emitted tokens are not judged, unless they follow a wrong one.
         """
-        if not is_sound(tree):
+        is_right, levels = judge(tree, emitted)
+        if not levels:
             return
-        is_right = _judge(tree, emitted.tolist())
-        judged = np.array([right is not None for right in is_right], np.bool_)
-        if not judged.any():
+        _, parents, confidence = _copied(tree)
+        judged, tried, right = _learn(is_right, parents, confidence, self._curve.curves[0])
+        if not judged:
             return
-        outcome = np.array([bool(right) for right in is_right], np.bool_)
-        self._curve.observe(0, tree.confidence[judged], outcome[judged])
         self._curve.end_round()
-        tried, right = _children_of_right_nodes(tree, is_right)
         self._tried = self._tried * _DECAY + tried
         self._right = self._right * _DECAY + right
 
 
-def is_sound(tree: DraftTree) -> bool:
-    """Whether a tree of the right arrays may be walked, whatever the vocabulary."""
-    return tree.is_valid(_ANY_VOCABULARY)
+def judge(tree: DraftTree, emitted: np.ndarray) -> tuple[np.ndarray, int]:
+    """Whether each node is on the emitted path, int8 [n]: 1 or 0, -1: not known; and the nodes of the longest path, 0
+    for a tree that breaks the promises of `DraftTree`. emitted: int32."""
+    is_right = np.empty(len(tree), np.int8)
+    if not len(tree.token_ids) == len(tree.parents) == len(tree.confidence):
+        return is_right, 0
+    return is_right, _judge(*_copied(tree), np.array(emitted, np.int32), is_right)
 
 
 def num_right(tree: DraftTree, emitted: np.ndarray) -> int:
     """Nodes of a tree that the target has emitted; 0 for a tree that is not sound. emitted: int32."""
-    return sum(map(bool, _judge(tree, emitted.tolist()))) if len(tree) and is_sound(tree) else 0
+    is_right, levels = judge(tree, emitted)
+    return int((is_right == 1).sum()) if levels else 0
 
 
 def num_levels(tree: DraftTree) -> int:
     """Nodes of the longest path; 0 for a tree that is not sound."""
-    return int(depths_of(tree.parents).max()) if len(tree) and is_sound(tree) else 0
+    return judge(tree, _NOTHING)[1]
 
 
-def _judge(tree: DraftTree, emitted: list[int]) -> list[bool | None]:
-    """Whether each node is on the emitted path; None: not known."""
-    found: list[bool | None] = []
-    depths: list[int] = []
-    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+def warm_up() -> None:
+    """Compile or load the kernels, so that no request waits for them."""
+    DraftDepth().observe_tree(DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32)), np.zeros(1, np.int32))
+
+
+def _copied(tree: DraftTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids, parents and confidence. Arrays of messages cannot be written to; kernels would be compiled for them
+    again."""
+    return np.array(tree.token_ids, np.int32), np.array(tree.parents, np.int32), np.array(tree.confidence, np.float32)
+
+
+@numba.njit(cache=True)
+def _judge(token_ids, parents, confidence, emitted, is_right):  # type: ignore[no-untyped-def]
+    """Fill `is_right`, and return the nodes of the longest path, as of `judge`."""
+    depths = np.empty(len(token_ids), np.int32)
+    deepest = 0
+    for node in range(len(token_ids)):
+        parent = parents[node]
+        if not -1 <= parent < node or not 0.0 <= confidence[node] <= 1.0:
+            return 0
         depth = depths[parent] + 1 if parent >= 0 else 0
-        depths.append(depth)
-        before = found[parent] if parent >= 0 else True
-        if not before:
-            found.append(before)
+        depths[node] = depth
+        deepest = max(deepest, depth + 1)
+        before = is_right[parent] if parent >= 0 else 1
+        if before != 1:
+            is_right[node] = before
         else:
-            found.append(emitted[depth] == token if depth < len(emitted) else None)
-    return found
+            is_right[node] = emitted[depth] == token_ids[node] if depth < len(emitted) else -1
+    return deepest
 
 
-def _children_of_right_nodes(tree: DraftTree, is_right: list[bool | None]) -> tuple[int, int]:
-    """How many right nodes have a judged child, and how many of them have a right one."""
-    tried: set[int] = set()
-    right: set[int] = set()
-    for parent, own in zip(tree.parents.tolist(), is_right, strict=True):
-        if own is not None and parent >= 0 and is_right[parent]:
-            tried.add(parent)
-            if own:
-                right.add(parent)
-    return len(tried), len(right)
+@numba.njit(cache=True)
+def _learn(is_right, parents, confidence, curve):  # type: ignore[no-untyped-def]
+    """Add the judged nodes to a calibration curve. Returns how many there are, how many right nodes have a judged
+    child, and how many of those have a right one."""
+    judged, tried, right = 0, 0, 0
+    of_children = np.full(len(parents), -1, np.int8)  # 1: one is right, 0: all that are judged are wrong
+    for node in range(len(parents)):
+        if is_right[node] < 0:
+            continue
+        judged += 1
+        observe(confidence[node], is_right[node], curve)
+        if parents[node] >= 0 and is_right[parents[node]] == 1:
+            of_children[parents[node]] = max(of_children[parents[node]], is_right[node])
+    for node in range(len(parents)):
+        tried += of_children[node] >= 0
+        right += of_children[node] == 1
+    return judged, tried, right

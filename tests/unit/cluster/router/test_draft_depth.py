@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
-from cluster.router.draft_depth import DraftDepth, _judge, num_levels
+from cluster.router.draft_depth import DraftDepth, judge, num_levels
 from paceline_testing.drafting import paths_of
 
 FORWARD_S = 1.0  # of the target
@@ -37,7 +37,9 @@ def test_nodes_are_judged_by_their_paths(tree, emitted):
         length = min(len(path), len(emitted))
         is_begun_right = list(path[:length]) == emitted[:length]
         wanted.append(len(path) <= len(emitted) or None if is_begun_right else False)
-    assert _judge(tree, emitted) == wanted
+    is_right, levels = judge(tree, np.array(emitted, np.int32))
+    assert [{1: True, 0: False, -1: None}[right] for right in is_right.tolist()] == wanted
+    assert levels == num_levels(tree)
     assert num_levels(tree) == max(map(len, paths_of(tree)), default=0)
 
 
