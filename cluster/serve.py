@@ -45,7 +45,7 @@ from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
-from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig
+from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig, TargetConfig
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
@@ -132,27 +132,17 @@ def plan_cluster(
         format_of("", config.target.tool_parser)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    head = config.target.eagle_head
     drafters = expand_drafters(
         config.speculation.drafters,
-        has_head=head != "none",
+        has_head=config.target.eagle_head != "none",
         acceptance=config.speculation.acceptance,
         pools=tuple(config.more_drafts),
         field="speculation.drafters",
     )
-    if EAGLE in drafters and head == "none":
-        raise InvalidRequest("speculation.drafters", EAGLE, "target.eagle_head must name a head to use it")
-    if head not in ("none", MTP_HEAD) and not Path(head).is_dir():
-        raise ModelError(f"target.eagle_head {head!r}: there is no such directory")
+    _check_head_is_named(config.target.eagle_head, drafters)
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
-    if info.is_encoder_decoder:
-        used = config.target if EAGLE in drafters else config.target.model_copy(update={"eagle_head": "none"})
-        check_encoder_decoder(source, used)
-    if head == MTP_HEAD and EAGLE in drafters:
-        from actors.eagle.mtp_loading import check_mtp_head  # with torch, which takes its time to load
-
-        check_mtp_head(source, read_config(source))
+    _check_head_fits(config.target, source, info, drafters)
     check_exact(config.target)
     check_tensor_parallel(source, config.target.tensor_parallel)
     if config.speculation.corpora:
@@ -186,6 +176,24 @@ def plan_cluster(
             if _is_asked(name, drafters)
         },
     )
+
+
+def _check_head_is_named(head: str, drafters: tuple[str, ...]) -> None:
+    """Raises InvalidRequest where the head drafts and there is none, ModelError for a directory that is not there."""
+    if EAGLE in drafters and head == "none":
+        raise InvalidRequest("speculation.drafters", EAGLE, "target.eagle_head must name a head to use it")
+    if head not in ("none", MTP_HEAD) and not Path(head).is_dir():
+        raise ModelError(f"target.eagle_head {head!r}: there is no such directory")
+
+
+def _check_head_fits(target: TargetConfig, source: ModelSource, info: ModelInfo, drafters: tuple[str, ...]) -> None:
+    """Raises ModelError for a target that can have no head, or has no MTP head, where the head drafts."""
+    if info.is_encoder_decoder:
+        check_encoder_decoder(source, target if EAGLE in drafters else target.model_copy(update={"eagle_head": "none"}))
+    if target.eagle_head == MTP_HEAD and EAGLE in drafters:
+        from actors.eagle.mtp_loading import check_mtp_head  # with torch, which takes its time to load
+
+        check_mtp_head(source, read_config(source))
 
 
 def _is_asked(pool: str, drafters: tuple[str, ...]) -> bool:
