@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import logging
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ PARTS: dict[int, list[Experiment]] = {
     1: [
         Experiment("machine", 30),
         Experiment("lossless", 80),
+        Experiment("built", 60),
         Experiment("rounds", 140),
         Experiment("rounds.growing", 50),
         Experiment("products", 90),
@@ -172,6 +174,7 @@ def main() -> int:
     if given.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     from tests.gpu.experiments.setting import Setting
 
     name = f"part{given.part}{'-dry' if given.dry else ''}.json"

@@ -30,9 +30,8 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
             for is_eager in setting.of((True, False), (True,)):
                 engine = setting.engine(copy.deepcopy(model), 2048, is_eager=is_eager)
                 decoding = Drafted(engine, truths, prompts, right=3)
-                while min(len(decoding.output(index)) for index in range(len(prompts))) < steps:
-                    decoding.round(7)
-                same = sum(_common(decoding.output(index)[:steps], truth[:steps]) for index, truth in enumerate(truths))
+                outputs = decoding.until(steps, nodes=7)
+                same = sum(common(output, truth[:steps]) for output, truth in zip(outputs, truths, strict=True))
                 yield {
                     "kind": kind, "dtype": str(dtype), "compiled": not is_eager,
                     "same as transformers": f"{same}/{steps * len(prompts)}", "accepted": decoding.accepted,
@@ -40,12 +39,10 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
     model = make_tiny_model("llama", vocab_size=193).to(setting.device)
     for name, sampling in _SAMPLINGS.items():
-        outputs = []
+        outputs: list[list[list[int]]] = []
         for attention, nodes in (("padded", 0), ("padded", 7), ("triton_tree", 0), ("triton_tree", 7)):
             decoding = Decoding(setting.engine(copy.deepcopy(model), 2048, attention), 3, 9, sampling, seed=4)
-            while min(len(decoding.output(index)) for index in range(3)) < steps:
-                decoding.round(nodes)
-            outputs.append([decoding.output(index)[:steps] for index in range(3)])
+            outputs.append(decoding.until(steps, nodes))
         yield {
             "sampling": name,
             "equal": all(output == outputs[0] for output in outputs),
@@ -62,6 +59,6 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     return text[len(prompt) :]
 
 
-def _common(one: list[int], two: list[int]) -> int:
+def common(one: list[int], two: list[int]) -> int:
     """Tokens until the first that differs."""
     return next((index for index, (a, b) in enumerate(zip(one, two, strict=True)) if a != b), len(one))
