@@ -62,6 +62,7 @@ PARTS: dict[int, list[Experiment]] = {
     ],
     2: [
         Experiment("graphs", 240),
+        Experiment("graphs.quantized", 60),
         Experiment("sampling", 50),
         Experiment("bitwise", 40),
         Experiment("shards", 120),

@@ -25,6 +25,7 @@ _SMALLEST_BLOCK = 16  # side of a matrix product on tensor cores
 _MAX_LANES, _MAX_KEYS = 64, 32
 _QUERY_TILE_BYTES = {2: 16 << 10, 4: 8 << 10}
 _KEY_TILE_BYTES = 8 << 10
+_WARPS, _STAGES = 4, 2
 
 
 class TreePlan:
@@ -266,8 +267,8 @@ def _tree_attend(
             scale,
             softcap,
             **constants,
-            num_warps=4,
-            num_stages=2,
+            num_warps=_WARPS,
+            num_stages=_STAGES,
         )
     return output, log_sums
 

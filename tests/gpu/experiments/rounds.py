@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from tests.gpu.experiments.decoding import Decoding
 from tests.gpu.experiments.setting import Setting
@@ -13,7 +15,7 @@ from tests.gpu.experiments.setting import Setting
 
 def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     model = setting.model("8B")
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    weights = bytes_read(model)
     bandwidth = read_rate(setting)
     for context in setting.of((1024, 8192), (20,)):
         for sequences in setting.of((1, 8, 32), (1, 2)):
@@ -57,7 +59,7 @@ def growing(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def busy(setting: Setting, decoding: Decoding, nodes: int, rounds: int = 3) -> dict[str, Any]:
-    """Kernels a round and the share of the time in which one runs, by torch's profiler."""
+    """Kernels a round, the share of the time in which one runs, and which take most of it, by torch's profiler."""
     if setting.device.type != "cuda":
         return {}
     from torch.profiler import ProfilerActivity, profile
@@ -67,7 +69,16 @@ def busy(setting: Setting, decoding: Decoding, nodes: int, rounds: int = 3) -> d
         wall = setting.wall(lambda: decoding.round(nodes), repeats=rounds, warm=0)
     kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     spent = sum(event.device_time for event in kernels) / 1e3
-    return {"kernels": len(kernels) / rounds, "busy": spent / (wall.median * rounds)}
+    by_name: Counter[str] = Counter()
+    for event in kernels:
+        by_name[event.name.split("(")[0].split("<")[0][-48:]] += event.device_time / rounds
+    most = ", ".join(f"{name} {microseconds:.0f}" for name, microseconds in by_name.most_common(8))
+    return {"kernels": len(kernels) / rounds, "busy": spent / (wall.median * rounds), "most us": most}
+
+
+def bytes_read(model: PreTrainedModel) -> int:
+    """Bytes of the weights that every forward reads."""
+    return sum(parameter.nbytes for parameter in model.parameters()) - model.get_input_embeddings().weight.nbytes
 
 
 def read_rate(setting: Setting) -> float:

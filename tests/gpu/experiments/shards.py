@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.gpu.experiments.decoding import Decoding
-from tests.gpu.experiments.rounds import read_rate
+from tests.gpu.experiments.rounds import bytes_read, read_rate
 from tests.gpu.experiments.setting import SHAPES, Setting
 
 
@@ -16,7 +16,7 @@ def measure(setting: Setting) -> Iterator[dict[str, Any]]:
     bandwidth = read_rate(setting)
     for is_eager in setting.of((True, False), (True,)):
         model = setting.model("70B/8")
-        weights = sum(parameter.nbytes for parameter in model.parameters())
+        weights = bytes_read(model)
         for sequences in setting.of((1, 8, 32), (1,)):
             engine = setting.engine(model, sequences * 1900, is_eager=is_eager)
             decoding = Decoding(engine, sequences, setting.of(1024, 20))
