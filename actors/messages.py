@@ -317,6 +317,8 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     drafts: list[DraftTree] = []  # their trees: behind the verdict's next token, likeliest nodes first
     head_s: float = 0.0  # the head's time
     is_declined: bool = False  # a round sent ahead that is not carried out: nothing has changed
+    # Its launches were not yet recorded: `elapsed_s` does not tell how long a round of its rows takes.
+    is_new_shape: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -14,7 +14,8 @@ import torch
 from actors.engine.device_event import CudaEvent
 
 ALIGNMENT = 16  # bytes; kernels load aligned arrays in wide words
-_FIRST_BYTES = 1 << 16
+# Recorded launches hold only as long as the buffer, so that on a GPU it has room for nearly every round.
+_FIRST_BYTES = {"cuda": 4 << 20, "cpu": 1 << 16}
 _MOST_LAYOUTS = 1024
 
 Seen = TypeVar("Seen")
@@ -77,7 +78,7 @@ class Arena:
         self._device = device
         self._copied = CudaEvent(device) if copied is None and device.type == "cuda" else copied
         self.generation = -1  # of the buffers, which are replaced by larger ones; the first are generation 0
-        self._allocate(_FIRST_BYTES)
+        self._allocate(_FIRST_BYTES.get(device.type, _FIRST_BYTES["cpu"]))
 
     def _allocate(self, num_bytes: int) -> None:
         """Replace both buffers; neither, if there is no memory for both."""

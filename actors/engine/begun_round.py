@@ -33,6 +33,7 @@ class BegunRound:
     is_scoring: bool = False  # it computes log-probabilities of prompts, on the host
     computing: Any = None  # of the rounds' `begin`, until it is read
     launched: Event | float = 0.0
+    is_new_shape: bool = False  # as in `VerifyResult`
     # After `settle`:
     ended: Event | float = 0.0
     emitted: Emitted | None = None

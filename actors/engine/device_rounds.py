@@ -48,7 +48,7 @@ class _Shape(NamedTuple):
     keeps_raw: bool
     is_sharded: bool  # ranks draw from their shares of the vocabulary
     leaders: int  # with is_sharded: scores that each rank sends of a row, see `num_leaders`
-    table: int  # generation of the table of adjustments
+    table: int  # generation of the table of adjustments, if it is read
 
 
 class _Launched(NamedTuple):
@@ -195,7 +195,7 @@ class DeviceRounds:
             keeps_raw=draws.keeps_raw,
             is_sharded=is_sharded,
             leaders=num_leaders(self._sampling(sizes)) if is_sharded else 0,
-            table=self._table.generation,
+            table=self._table.generation if sizes.adjusted else 0,
         )
 
     def _compute(self, inputs: DeviceInputs) -> None:

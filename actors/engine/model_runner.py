@@ -89,6 +89,7 @@ class ModelRunner:
         self._flashinfer = FlashInfer(self.device) if self._attention == "flashinfer" else None
         self._finds_chunks = self._attention == "triton_tree" and has_varlen_kernel(self.device)
         self._launches: RecordedLaunches | None = None
+        self.launched_new = False  # whether the last launches took longer than those of their shape will
         self.tap: FeatureTap | None = None  # on the model, set before the first forward
         if self._arena is not None and is_eager:
             fuse_eager_layers(model)
@@ -201,6 +202,7 @@ class ModelRunner:
         """What `launch` returns, which computes the inputs. key: all else that its launches depend on. The tensors hold
         until the next call. may_record: False where few rounds have the same key, as with parts of prompts."""
         # FlashInfer plans on the host, and the shapes of prompt chunks are no part of a key.
+        self.launched_new = False
         if self._launches is None or not may_record or self._flashinfer is not None or inputs.chunks is not None:
             return launch()
         tap = self.tap if self.tap is not None and self.tap.is_open else None
@@ -210,6 +212,7 @@ class ModelRunner:
             return result, None if tap is None else tap.kept
 
         result, kept = self._launches.run((inputs.key, key, tap is None), launch_and_keep)
+        self.launched_new = self._launches.was_new
         if tap is not None and kept is not None:
             tap.kept = kept
         return result

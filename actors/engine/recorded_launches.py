@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 MOST_RECORDED = 128
 _MOST_SEEN = 4096  # keys
-_USES_BEFORE = 2  # the first compiles kernels; a key that does not come a third time is not worth a recording
+_USES_BEFORE = 1  # it compiles kernels, which may not be done within a recording
 
 Result = TypeVar("Result")
 
@@ -47,7 +47,7 @@ class _Recorded(NamedTuple):
 
 
 class RecordedLaunches:
-    """Launches by key. The first two of a key run as they are; the third are recorded.
+    """Launches by key. The first of a key run as they are; the second are recorded.
 
     Of recorded ones the least recently used make room for new ones; when they come again, they count as new. If one
     cannot be recorded, none is any more.
@@ -59,6 +59,7 @@ class RecordedLaunches:
         self._uses: OrderedDict[Hashable, int] = OrderedDict()  # of keys that are not recorded
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self._has_failed = False
+        self.was_new = False  # whether the last launches were not yet recorded: they took longer than the next will
 
     def beside(self, most: int) -> RecordedLaunches:
         """For other launches in the same memory, which never run at the same time. Failures of either are its own."""
@@ -67,6 +68,7 @@ class RecordedLaunches:
     def run(self, key: Hashable, launch: Callable[[], Result]) -> Result:
         """What `launch` returns, in tensors that hold until the next launches of any key."""
         recorded = self._recorded.get(key)
+        self.was_new = recorded is None and not self._has_failed
         if recorded is None:
             recorded = self._record(key, launch)
         if recorded is None:

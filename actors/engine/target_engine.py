@@ -97,6 +97,10 @@ class TargetEngine:
         return list(self._runner.row_steps)
 
     @property
+    def records_launches(self) -> bool:
+        return isinstance(self._runner, ModelRunner) and self._runner.launches is not None
+
+    @property
     def has_head(self) -> bool:
         return self.eagle_head is not None
 
@@ -203,6 +207,7 @@ class TargetEngine:
             begun.prompt_logprobs = prompt_logprobs(logits, scored)
         else:
             begun.computing = self._rounds.begin(round, draws)
+            begun.is_new_shape = isinstance(self._runner, ModelRunner) and self._runner.launched_new
         begun.launched = self._clock.mark()
 
     def settle(self, begun: BegunRound) -> None:
@@ -241,6 +246,7 @@ class TargetEngine:
             drafted_seq_ids=begun.drafted_seq_ids,
             drafts=begun.drafts,
             head_s=begun.head_s,
+            is_new_shape=begun.is_new_shape,
         )
 
     def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[int], Trees]:

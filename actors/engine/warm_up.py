@@ -6,6 +6,8 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.engine.options import RoundLimits
+from actors.engine.recorded_launches import MOST_RECORDED
+from actors.engine.row_tiers import power_tier, row_tier
 from actors.engine.target_engine import TargetEngine
 from actors.messages import (
     AheadItem,
@@ -22,6 +24,7 @@ from actors.messages import (
 _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve is extrapolated
 # Uses every step of sampling: kernels are compiled when the first row needs them.
 _SAMPLING = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9, presence_penalty=0.5)
+_MOST_RECORDED_AHEAD = MOST_RECORDED * 3 // 4  # the rest is for other rounds
 _PROFILE_RUNS = 4  # the fastest counts: the first of a shape compiles and allocates, the third may record launches
 
 
@@ -45,6 +48,47 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     # The largest first: recorded launches share memory, and smaller ones fit into that of larger ones.
     profile = [(rows, _fastest(engine, rows)) for rows in reversed(_PROFILE_ROWS) if rows <= room]
     return profile[::-1]
+
+
+def record_rounds(engine: TargetEngine, limits: RoundLimits, longest: int) -> int:
+    """Have the launches of rounds that only decode recorded, where an engine records any: else each would take longer
+    when it first comes. Returns their number. longest: tokens of a sequence.
+
+    All numbers of sequences and rows come up to the limits, fewest sequences first, in the shortest tier of contexts,
+    without penalties or top-p. To be called on all ranks of a group at once. The engine holds no sequence before or
+    after.
+    """
+    if not engine.records_launches:
+        return 0
+    if largest_round_slots(limits, longest, engine.options.block_size) <= engine.options.num_slots:
+        run_largest_round(engine, limits, longest)  # so that no buffer is replaced later
+    shapes = recordable_shapes(limits)
+    for sequences, rows in reversed(shapes):  # recorded launches share memory, and smaller ones fit into larger ones
+        each, rest = divmod(rows - sequences, sequences)
+        items = [
+            VerifyItem(
+                SequenceDelta(index + 1, 0, np.ones(1, dtype=np.int32)),
+                1,
+                _tree(engine, each + (index < rest)),
+                SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up"),
+                head_nodes=0 if engine.has_head else -1,  # a head reads every round
+            )
+            for index in range(sequences)
+        ]
+        for _ in range(2):  # the second is recorded
+            engine.verify(VerifyBatch(0, items))
+            engine.verify(VerifyBatch(0, [], [item.delta.seq_id for item in items]))
+    return len(shapes)
+
+
+def recordable_shapes(limits: RoundLimits) -> list[tuple[int, int]]:
+    """(sequences, rows) of decoding rounds, each standing for all that are padded to the same numbers."""
+    shapes = {
+        (power_tier(sequences), row_tier(rows)): (sequences, rows)
+        for sequences in sorted({min(power_tier(count), limits.sequences) for count in range(1, limits.sequences + 1)})
+        for rows in range(sequences, sequences + limits.draft_rows + 1)
+    }
+    return list(shapes.values())[:_MOST_RECORDED_AHEAD]
 
 
 def largest_round_slots(limits: RoundLimits, longest: int, block_size: int) -> int:

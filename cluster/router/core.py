@@ -375,7 +375,8 @@ class RouterCore:
         self._open = None
         self.blocks.observe(result)
         self.counters.count_round(result)
-        self.step_times.observe(result.rows, result.elapsed_s)
+        if not result.is_new_shape:
+            self.step_times.observe(result.rows, result.elapsed_s)
         taken = self._verdicts.take(round, result, now)
         self._learn(round, result, taken.emitted, now)
         self.ahead.observe(round, result, taken.emitted, now)

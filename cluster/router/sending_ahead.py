@@ -219,7 +219,7 @@ class SendingAhead:
             if not round.is_ahead or len(path) > drafts.gain:
                 drafts.gain += _GAIN_WEIGHT * (len(path) - drafts.gain)
         is_decoding = bool(round.entries) and all(entry.emits and entry.rows == 1 for entry in round.entries)
-        if is_decoding and self._committed_at is not None:
+        if is_decoding and self._committed_at is not None and not result.is_new_shape:
             tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             self.trial.observe(tokens, now - self._committed_at, result.elapsed_s, not round.is_ahead)
         self._committed_at = now if is_decoding else None

@@ -405,24 +405,21 @@ def combine_kernel(
     split_size,
     unsplit_rows,
     HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    SHARED_BLOCK: tl.constexpr,  # SHARED rounded up to a power of two
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,  # splits rounded up to a power of two
+    CHUNK: tl.constexpr,  # splits that are read at a time
     HAS_SINKS: tl.constexpr,
 ):
-    """Grid (row, tile of heads): the splits' results, weighted by their share of the softmax's denominator."""
+    """Grid (row, head): the splits' results, weighted by their share of the softmax's denominator."""
     row = tl.program_id(0)
-    lanes = tl.arange(0, SHARED_BLOCK)
+    head = tl.program_id(1)
     dims = tl.arange(0, VALUE_BLOCK)
-    is_head = lanes < SHARED
-    is_output = is_head[:, None] & (dims < VALUE_DIM)[None, :]
-    heads = tl.program_id(1) * SHARED + lanes
-    places = row.to(tl.int64) * HEADS + heads
+    is_dim = dims < VALUE_DIM
+    place = row.to(tl.int64) * HEADS + head
     sequence = _last_not_after(first_rows, num_sequences, row, 1, 0)
-    acc = tl.zeros([SHARED_BLOCK, VALUE_BLOCK], tl.float32)
-    total = tl.full([SHARED_BLOCK], 1.0, tl.float32)
+    acc = tl.zeros([VALUE_BLOCK], tl.float32)
+    total = 1.0
     if sequence < num_sequences:  # else padding
         count = tl.load(first_rows + sequence + 1) - tl.load(first_rows + sequence)
         begin = tl.load(begins + sequence)
@@ -433,28 +430,21 @@ def combine_kernel(
             used = tl.cdiv(begin + count, split_size)
         step = num_rows.to(tl.int64) * HEADS
         splits = tl.arange(0, SPLITS_BLOCK)
-        own = tl.load(
-            log_sums + splits[None, :] * step + places[:, None],
-            mask=is_head[:, None] & (splits < used)[None, :],
-            other=float("-inf"),
-        )
-        highest = tl.max(own, 1)
+        own = tl.load(log_sums + splits * step + place, mask=splits < used, other=float("-inf"))
+        highest = tl.max(own, 0)
         if HAS_SINKS:
-            sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32) * LOG2_E
+            sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
             highest = tl.maximum(highest, sink)
-        highest = tl.where(is_head, highest, 0.0)
-        total = tl.sum(tl.exp2(own - highest[:, None]), 1)
+        total = tl.sum(tl.exp2(own - highest), 0)
         if HAS_SINKS:
             total += tl.exp2(sink - highest)
-        total = tl.where(is_head, total, 1.0)
-        for split in range(used):
-            log_sum = tl.load(log_sums + split * step + places, mask=is_head, other=float("-inf"))
+        for first in range(0, used, CHUNK):
+            some = first + tl.arange(0, CHUNK)
+            is_used = some < used
+            places = some * step + place
+            weights = tl.exp2(tl.load(log_sums + places, mask=is_used, other=float("-inf")) - highest)
             part = tl.load(
-                parts + (split * step + places)[:, None] * VALUE_DIM + dims[None, :], mask=is_output, other=0.0
+                parts + places[:, None] * VALUE_DIM + dims[None, :], mask=is_used[:, None] & is_dim[None, :], other=0.0
             )
-            acc += tl.exp2(log_sum - highest)[:, None] * part
-    tl.store(
-        output + places[:, None] * VALUE_DIM + dims[None, :],
-        (acc / total[:, None]).to(output.dtype.element_ty),
-        mask=is_output,
-    )
+            acc += tl.sum(weights[:, None] * part, 0)
+    tl.store(output + place * VALUE_DIM + dims, (acc / total).to(output.dtype.element_ty), mask=is_dim)

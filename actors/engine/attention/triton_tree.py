@@ -7,6 +7,7 @@ see each as one opaque kernel. Runs on a CPU under Triton's interpreter (TRITON_
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import triton
@@ -16,16 +17,21 @@ from actors.engine.attention.tree_kernels import attend_kernel, combine_kernel
 from actors.engine.attention.tree_rows import TreeRows
 from actors.engine.kv_cache import KvCache
 
-SPLIT_SIZE = 1024  # keys of a program, where the sequence has few rows
+_LEAST_SPLIT, _MOST_SPLIT = 128, 2048  # keys of a program, where the sequence has few rows
+_PROGRAMS_A_PROCESSOR = 4  # of a GPU, that splits are made for: fewer wait for memory one after the other
 UNSPLIT_ROWS = 256  # sequences with more rows, such as prefill chunks, have programs enough without splits
 _MAX_PART_BYTES = 256 << 20  # results of splits, float32
 _SMALLEST_BLOCK = 16  # side of a matrix product on tensor cores
-# Limits of a tile; above, registers are spilled (compiled for Ampere and Hopper). Bytes by those of an element, because
-# float32 is multiplied without tensor cores.
-_MAX_LANES, _MAX_KEYS = 64, 32
+# Limits of a tile; above, many registers are spilled (compiled for Ampere and Hopper). Bytes by those of an element,
+# because float32 is multiplied without tensor cores.
+_MAX_LANES = 64
 _QUERY_TILE_BYTES = {2: 16 << 10, 4: 8 << 10}
-_KEY_TILE_BYTES = 8 << 10
+_SMALL_TILE = (32, 8 << 10)  # keys and their bytes
+# The same of 16-bit keys, for programs of so many keys with fewer lanes.
+_LARGER_TILES = ((2048, (128, 32 << 10)), (512, (64, 16 << 10)))
+_LARGE_SHARED = 128 << 10  # bytes of shared memory that the largest tile needs
 _WARPS, _STAGES = 4, 2
+_SPLITS_AT_A_TIME, _COMBINE_WARPS = 16, 4  # of a row and head, whose results are put together
 
 
 class TreePlan:
@@ -37,10 +43,11 @@ class TreePlan:
         kv: KvCache,
         block_size: int,
         max_context: int,
-        split_size: int = SPLIT_SIZE,
+        split_size: int | None = None,
         unsplit_rows: int = UNSPLIT_ROWS,
     ) -> None:
-        """max_context: slots that the longest sequence may have; launches depend on it."""
+        """max_context: slots that the longest sequence may have; launches depend on it. split_size: None: enough for
+        all processors of a GPU to have work."""
         self.kv = kv
         self._rows = rows
         self._block_size = block_size
@@ -53,7 +60,7 @@ class TreePlan:
     ) -> torch.Tensor:
         pool_keys, pool_values = self.kv.layer(layer)
         rows = self._rows
-        split_size = self._split_size_for(query.shape[1] * values.shape[2])
+        split_size = self._split_size_for(query.shape[1] * values.shape[2], keys.shape[1])
         num_splits = triton.cdiv(self._max_context, split_size)
         output, log_sums = torch.ops.paceline.tree_attend(
             query,
@@ -79,22 +86,49 @@ class TreePlan:
                 rows.first_rows,
                 rows.begins,
                 scoring.sinks,
-                query.shape[1] if self.kv.shares_values(layer) else keys.shape[1],
                 query.dtype,
                 split_size,
                 self._unsplit_rows,
             )
         return output
 
-    def _split_size_for(self, row_size: int) -> int:
+    def _split_size_for(self, row_size: int, kv_heads: int) -> int:
         """Keys of a split, more where the splits' results would take too much memory. row_size: heads * value_dim."""
-        split_size = self._split_size
+        split_size = self._split_size or split_size_for(
+            self._max_context, len(self._rows.begins) * kv_heads, _num_processors(self.kv.device)
+        )
         of_a_split = self._rows.num_rows * row_size * 4
         while (
             split_size < self._max_context and triton.cdiv(self._max_context, split_size) * of_a_split > _MAX_PART_BYTES
         ):
             split_size *= 2
         return split_size
+
+
+def split_size_for(max_context: int, programs: int, processors: int) -> int:
+    """Keys of a split, a power of two, so that all processors of a GPU have work. programs: without splits, at least.
+
+    A program walks its keys one tile after the other, which takes 1.3 us a tile on an H200, as long as nothing else
+    has the memory busy. With more programs than processors can hold, larger splits have larger tiles, and less to
+    combine.
+    """
+    wanted = max_context * programs // (_PROGRAMS_A_PROCESSOR * processors)
+    return min(max(triton.next_power_of_2(max(wanted, 1)), _LEAST_SPLIT), _MOST_SPLIT)
+
+
+@lru_cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1  # the interpreter
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache
+def _has_large_shared(device: torch.device) -> bool:
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= _LARGE_SHARED
+    )
 
 
 def _power_of_two(size: int) -> int:
@@ -108,15 +142,22 @@ def heads_of_tile(row_size: int, itemsize: int, shared: int) -> int:
     return next(heads for heads in range(min(most, shared), 0, -1) if shared % heads == 0)
 
 
-def tile_shape(row_size: int, itemsize: int, shared: int, rows_per_sequence: int) -> tuple[int, int]:
-    """Lanes and keys of a tile. row_size: elements of a lane's query or output, a power of two.
+def tile_shape(
+    row_size: int, itemsize: int, shared: int, rows_per_sequence: int, keys: int, has_large_shared: bool = False
+) -> tuple[int, int]:
+    """Lanes and keys of a tile. row_size: elements of a lane's query or output, a power of two. keys: of a program.
 
-    Each of `rows_per_sequence` rows has `shared` lanes, which must fit into a tile.
+    Each of `rows_per_sequence` rows has `shared` lanes, which must fit into a tile. Programs with more keys have larger
+    tiles, where registers and shared memory allow it.
     """
     row_bytes = row_size * itemsize
     lanes = min(_MAX_LANES, _QUERY_TILE_BYTES[itemsize] // row_bytes, _power_of_two(rows_per_sequence * shared))
-    keys = min(_MAX_KEYS, _KEY_TILE_BYTES // row_bytes)
-    return max(_power_of_two(shared), lanes), max(_SMALLEST_BLOCK, keys)
+    lanes = max(_power_of_two(shared), lanes)
+    most, tile_bytes = _SMALL_TILE
+    if itemsize == 2 and lanes < _MAX_LANES:
+        tiles = _LARGER_TILES if has_large_shared else _LARGER_TILES[1:]
+        most, tile_bytes = next((tile for least, tile in tiles if keys >= least), _SMALL_TILE)
+    return lanes, max(_SMALLEST_BLOCK, min(most, tile_bytes // row_bytes))
 
 
 def attend_constants(
@@ -133,15 +174,18 @@ def attend_constants(
     has_sinks: bool,
     is_split: bool,
     shares_values: bool = False,
+    keys: int = _LEAST_SPLIT,
+    has_large_shared: bool = False,
 ) -> dict[str, int | bool]:
-    """What `attend_kernel` is compiled for. shares_values: values are the first columns of the keys."""
+    """What `attend_kernel` is compiled for. shares_values: values are the first columns of the keys. keys: of a
+    program. has_large_shared: whether the GPU has `_LARGE_SHARED`."""
     shared = of_key_head = heads // kv_heads
     main_dim = value_dim if shares_values else head_dim
     key_block, value_block = _power_of_two(main_dim), _power_of_two(value_dim)
     row_size = max(key_block, value_block)
     if shares_values:
         shared = heads_of_tile(row_size, dtype.itemsize, of_key_head)
-    block_m, block_n = tile_shape(row_size, dtype.itemsize, shared, rows_per_sequence)
+    block_m, block_n = tile_shape(row_size, dtype.itemsize, shared, rows_per_sequence, keys, has_large_shared)
     return {
         "HEADS": heads,
         "SHARED": shared,
@@ -166,17 +210,15 @@ def attend_constants(
     }
 
 
-def combine_constants(
-    *, heads: int, head_tiles: int, value_dim: int, num_splits: int, has_sinks: bool
-) -> dict[str, int | bool]:
+def combine_constants(*, heads: int, value_dim: int, num_splits: int, has_sinks: bool) -> dict[str, int | bool]:
     """What `combine_kernel` is compiled for."""
+    splits = triton.next_power_of_2(num_splits)
     return {
         "HEADS": heads,
-        "SHARED": heads // head_tiles,
-        "SHARED_BLOCK": triton.next_power_of_2(heads // head_tiles),
         "VALUE_DIM": value_dim,
         "VALUE_BLOCK": _power_of_two(value_dim),
-        "SPLITS_BLOCK": triton.next_power_of_2(num_splits),
+        "SPLITS_BLOCK": splits,
+        "CHUNK": min(splits, _SPLITS_AT_A_TIME),
         "HAS_SINKS": has_sinks,
     }
 
@@ -229,6 +271,8 @@ def _tree_attend(
         has_sinks=sinks is not None,
         is_split=num_splits > 1,
         shares_values=shares_values,
+        keys=split_size,
+        has_large_shared=_has_large_shared(query.device),
     )
     grid = (num_rows // constants["TILE_ROWS"] + num_sequences + 1, heads // constants["SHARED"], num_splits)
     with torch.cuda.device_of(query):
@@ -291,16 +335,15 @@ def _tree_combine(
     first_rows: torch.Tensor,
     begins: torch.Tensor,
     sinks: torch.Tensor | None,
-    head_tiles: int,
     dtype: torch.dtype,
     split_size: int,
     unsplit_rows: int,
 ) -> torch.Tensor:
-    """What `tree_attend` returned for the splits -> [rows, heads, value_dim]. head_tiles: programs of a row."""
+    """What `tree_attend` returned for the splits -> [rows, heads, value_dim]."""
     num_splits, num_rows, heads, value_dim = parts.shape
     output = parts.new_empty((num_rows, heads, value_dim), dtype=dtype)
     with torch.cuda.device_of(parts):
-        combine_kernel[(num_rows, head_tiles)](
+        combine_kernel[(num_rows, heads)](
             parts,
             log_sums,
             output,
@@ -311,14 +354,8 @@ def _tree_combine(
             len(begins),
             split_size,
             unsplit_rows,
-            **combine_constants(
-                heads=heads,
-                head_tiles=head_tiles,
-                value_dim=value_dim,
-                num_splits=num_splits,
-                has_sinks=sinks is not None,
-            ),
-            num_warps=1,
+            **combine_constants(heads=heads, value_dim=value_dim, num_splits=num_splits, has_sinks=sinks is not None),
+            num_warps=_COMBINE_WARPS,
         )
     return output
 
@@ -338,7 +375,7 @@ def _fake_attend(query, keys, values, *rest):  # type: ignore[no-untyped-def]
     return _empty_parts(query, values.shape[2], rest[-2])
 
 
-def _fake_combine(parts, log_sums, first_rows, begins, sinks, head_tiles, dtype, *rest):  # type: ignore[no-untyped-def]
+def _fake_combine(parts, log_sums, first_rows, begins, sinks, dtype, *rest):  # type: ignore[no-untyped-def]
     return parts.new_empty(parts.shape[1:], dtype=dtype)
 
 

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from actors.draft_tree import DraftTree
 from actors.engine import model_runner
 from actors.engine.feature_tap import FeatureTap
+from actors.engine.options import RoundLimits
 from actors.engine.recorded_launches import RecordedLaunches
-from actors.messages import SamplingParams
+from actors.engine.warm_up import record_rounds, recordable_shapes
+from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from paceline_testing.op_graph import OpGraphs
 from tests.unit.actors.engine.test_device_rounds import SAMPLINGS, Rounds, engine_with
 
@@ -29,7 +32,7 @@ class Doubling:
         return lambda: result.mul_(2), result
 
 
-def test_the_third_time_records_and_later_ones_replay():
+def test_the_second_time_records_and_later_ones_replay():
     recorder, launched = Doubling(), []
 
     def launch():
@@ -37,8 +40,9 @@ def test_the_third_time_records_and_later_ones_replay():
         return torch.ones(1)
 
     launches = RecordedLaunches(recorder)
-    assert [launches.run("a", launch).item() for _ in range(5)] == [1.0, 1.0, 2.0, 4.0, 8.0]
-    assert len(launched) == 3
+    told = [(launches.run("a", launch).item(), launches.was_new) for _ in range(4)]
+    assert told == [(1.0, True), (2.0, True), (4.0, False), (8.0, False)]
+    assert len(launched) == 2
     assert launches.run("b", launch).item() == 1.0
 
 
@@ -51,9 +55,9 @@ def test_the_least_recently_used_make_room_and_count_as_new_afterwards():
             launches.run(key, lambda: torch.ones(1))
         return len(recorder.recorded)
 
-    assert run("aaabbbaccc") == 3
+    assert run("aabbacc") == 3
     assert run("a") == 3  # still there
-    assert run("bb") == 3  # made room for c
+    assert run("b") == 3  # made room for c
     assert run("b") == 4
 
 
@@ -68,6 +72,7 @@ def test_after_a_failure_everything_is_launched_and_one_line_says_so(caplog):
             for key in ("a", "b"):
                 result = launches.run(key, lambda: torch.ones(1))
         assert result.item() == 1.0
+    assert not launches.was_new
     assert [record.getMessage() for record in caplog.records] == [
         "launches are not recorded, which makes rounds slower: no memory"
     ]
@@ -114,6 +119,34 @@ def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
         host, device = (each.step(nodes=3 if number else 0, num_successors=num_successors) for each in rounds)
         assert device == host
     assert graphs.replays >= 4
+
+
+@pytest.mark.usefixtures("torch_kernels")
+def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device):
+    limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=6)
+    engine = engine_with("triton_tree", triton_device)
+    assert record_rounds(engine, limits, 64) == 0
+    engine._runner._launches = RecordedLaunches(OpGraphs())
+
+    def are_new(seq_ids):
+        items = [
+            VerifyItem(
+                SequenceDelta(seq_id, 0, np.ones(1, np.int32)),
+                1,
+                DraftTree.chain(np.arange(2), np.ones(2)),
+                SequenceStart(SAMPLINGS[0], 1),
+            )
+            for seq_id in seq_ids
+        ]
+        told = [engine.verify(VerifyBatch(0, items, seq_ids)).is_new_shape for _ in range(3)]
+        engine.verify(VerifyBatch(0, [], seq_ids))
+        return told
+
+    assert are_new([1, 2]) == [True, True, False]
+    # One sequence: 1, 2, 4 and 8 rows. Two: 2, 4 and 8. Three, padded to four: 4, 8 and 12.
+    assert record_rounds(engine, limits, 64) == len(recordable_shapes(limits)) == 10
+    assert engine.num_sequences == 0
+    assert are_new([1]) == are_new([1, 2, 3]) == [False] * 3
 
 
 @pytest.mark.usefixtures("torch_kernels")

@@ -82,7 +82,7 @@ def main() -> None:
         compiled(
             tree_kernels.combine_kernel,
             80,
-            combine_constants(heads=32, head_tiles=8, value_dim=128, num_splits=128, has_sinks=True),
+            combine_constants(heads=32, value_dim=128, num_splits=128, has_sinks=True),
             dict.fromkeys(("parts", "log_sums"), "*fp32")
             | dict.fromkeys(("output", "sinks"), "*bf16")
             | dict.fromkeys(("first_rows", "begins"), "*i32"),

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig
 from actors.draft_model.draft_engine import DraftEngine
 from actors.engine.attention.interface import AttentionPlan, Scoring
 from actors.engine.attention.tree_rows import TreeRows
+from actors.engine.attention.triton_tree import split_size_for, tile_shape
 from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
@@ -304,3 +305,26 @@ def test_sinks_are_refused_in_bitwise_mode():
     plan = ExactPlan(case.forest.batch, case.cache(torch.float32), 0, case.num_rows)
     with pytest.raises(ModelError, match="sinks"):
         plan.attend(0, case.query, case.keys, case.values, case.scoring)
+
+
+def test_splits_give_every_processor_work_and_get_no_smaller_than_pays():
+    few, many = split_size_for(8192, programs=8, processors=132), split_size_for(8192, programs=256, processors=132)
+    assert (few, many) == (128, 2048)
+    assert split_size_for(8192, programs=64, processors=132) == 1024
+    assert split_size_for(1, 1, 1) == 128
+    assert split_size_for(1 << 20, 1024, 1) == 2048
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "rows", "keys", "has_large_shared", "shape"),
+    [
+        (2, 8, 128, True, (32, 32)),
+        (2, 8, 512, True, (32, 64)),
+        (2, 8, 2048, True, (32, 128)),
+        (2, 8, 2048, False, (32, 64)),  # the largest tile does not fit
+        (2, 64, 2048, True, (64, 32)),  # nor do registers suffice
+        (4, 8, 2048, True, (16, 16)),
+    ],
+)
+def test_programs_of_many_keys_have_large_tiles_where_they_fit(itemsize, rows, keys, has_large_shared, shape):
+    assert tile_shape(128, itemsize, 4, rows, keys, has_large_shared) == shape

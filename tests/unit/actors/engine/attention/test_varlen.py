@@ -113,14 +113,19 @@ def test_contexts_that_end_at_borders_of_blocks(triton_device, calls):
 
 
 def test_decoding_beside_chunks_is_split_by_the_contexts_that_decode_alone(triton_device, calls, monkeypatch):
-    """A chunk in a long context makes no splits for the others; a long context that decodes does for itself."""
-    combined = []
+    """A chunk in a long context makes no more splits for the others; a long context that decodes does for itself."""
+    contexts = []
     combine = torch.ops.paceline.tree_combine
-    monkeypatch.setattr(torch.ops.paceline, "tree_combine", lambda *given: combined.append(given) or combine(*given))
-    for known, number in ((30, 0), (1100, 1)):
+
+    def tree_combine(parts, *rest):
+        contexts.append(len(parts) * rest[-2])  # splits, and keys of each
+        return combine(parts, *rest)
+
+    monkeypatch.setattr(torch.ops.paceline, "tree_combine", tree_combine)
+    for known in (30, 1100):
         case = Case(forest_of([(known, known - 1, BRANCHED, 0), (1200, 1190, [], 0)]), PLAIN, triton_device, **HALF)
         case.check(plan_of(case))
-        assert len(combined) == number
+    assert contexts == [1024, 4096]
 
 
 @pytest.mark.parametrize(
