@@ -109,7 +109,7 @@ class TargetWorker:
 
     def _info(self) -> WorkerInfo:
         assert self._engine is not None
-        settings, options = self._settings, self._engine.options
+        options = self._engine.options
         return WorkerInfo(
             role="target",
             incarnation=self._incarnation,
