@@ -174,7 +174,7 @@ def _is_readable(step, offset):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)  # not cached: numba cannot compile a caller of a generator that it has read from its cache
 def _halves(low, high):  # type: ignore[no-untyped-def]
     """The numbers of float16 from low to high."""
     spacing = _spacing(min(abs(low), abs(high)), 11, -24)

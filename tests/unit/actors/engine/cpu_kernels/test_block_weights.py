@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,11 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.caching import NullCache
+from numba.core.dispatcher import Dispatcher
 from torch import nn
 
+from actors.engine.cpu_kernels import block_weights
 from actors.engine.cpu_kernels.block_weights import BlockWeights, code_bits, find_blocks, grid_of
 from actors.engine.cpu_kernels.panel_linear import PanelKernel, PanelLinear, Panels, has_multiply_add
 from actors.engine.cpu_kernels.threads import has_openmp
@@ -171,3 +176,12 @@ def test_a_weight_rounded_to_a_grid_is_found_as_one(bits):
     rounded = grid_of(weight, bits)
     assert code_bits(rounded) == bits
     assert (rounded - weight).abs().max() < (0.3 if bits == 4 else 0.02)
+
+
+def test_generators_are_not_cached():
+    """Else a cache that has one and not yet its callers, as another process leaves it for a while, or for good where it
+    is stopped, would let the callers be compiled no more."""
+    kernels = [kernel for kernel in vars(block_weights).values() if isinstance(kernel, Dispatcher)]
+    generators = [kernel for kernel in kernels if inspect.isgeneratorfunction(kernel.py_func)]
+    assert generators
+    assert all(isinstance(kernel._cache, NullCache) for kernel in generators)
