@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -16,6 +17,9 @@ from xdist.scheduler import LoadFileScheduling
 from actors.errors import ModelUnavailable
 from actors.home import paceline_home
 from actors.models.catalog import models_dir, prepare_model
+
+if TYPE_CHECKING:
+    import torch
 
 # Before anything imports torch (nothing above does). Ray's workers and all child processes inherit it: processes that
 # share a CPU and run several threads each spend their time waiting for one another.
@@ -113,3 +117,19 @@ def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(StepTimeCurve, "times", times)
     monkeypatch.setattr(DraftWait, "pays", lambda self, num_emitting: True)
+
+
+@pytest.fixture(scope="session")
+def triton_device() -> torch.device:
+    """Where Triton's kernels run: compiled on a GPU, else interpreted on the CPU. Tests that ask for it are skipped
+    without Triton."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed; its wheels are for Linux")
+    import torch
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("Triton has been told not to interpret (TRITON_INTERPRET), and there is no GPU")
+    return torch.device("cuda")

@@ -8,10 +8,9 @@ from tests.soak.soak_engine import Soak
 
 
 @pytest.mark.parametrize(("attention", "kind", "rounds"), [("padded", "llama", 120), ("triton_tree", "gemma3", 3)])
-def test_tokens_are_those_of_plain_decoding_and_blocks_add_up_in_every_round(attention, kind, rounds):
-    if attention == "triton_tree":
-        pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
-    figures = Soak(attention, kind, seed=2).run(rounds)
+def test_tokens_are_those_of_plain_decoding_and_blocks_add_up_in_every_round(attention, kind, rounds, request):
+    device = "cpu" if attention == "padded" else request.getfixturevalue("triton_device")
+    figures = Soak(attention, kind, seed=2, device=device).run(rounds)
     assert figures.rounds == rounds
     assert figures.tokens > rounds
     assert figures.accepted_nodes > 0

@@ -1,6 +1,6 @@
 """The target engine under sequences that come and go for long: every token and every block is checked in each round.
 
-    python tests/soak/soak_engine.py [--rounds 3000] [--attention padded] [--kind llama] [--seed 0]
+    python tests/soak/soak_engine.py [--rounds 3000] [--attention padded] [--kind llama] [--seed 0] [--device cpu]
 
 Requests share beginnings of prompts, are computed in chunks, get draft trees of which some nodes are right, are
 cancelled, skipped, sent again from their beginning, or named with a length that the engine does not have; the pool is
@@ -87,10 +87,12 @@ class PlainDecoding:
 
 
 class Soak:
-    def __init__(self, attention: AttentionBackend, kind: TinyKind = "llama", seed: int = 0) -> None:
-        self._engine = TargetEngine(
-            make_tiny_model(kind, vocab_size=VOCAB), EngineOptions(NUM_BLOCKS, BLOCK, attention=attention)
-        )
+    def __init__(
+        self, attention: AttentionBackend, kind: TinyKind = "llama", seed: int = 0, device: str | torch.device = "cpu"
+    ) -> None:
+        """device: the engine's. Plain decoding is the CPU's."""
+        model = make_tiny_model(kind, vocab_size=VOCAB).to(device)
+        self._engine = TargetEngine(model, EngineOptions(NUM_BLOCKS, BLOCK, attention=attention))
         self._plain = PlainDecoding(kind)
         self._rng = np.random.default_rng(seed)
         self._beginnings = [self._rng.integers(0, VOCAB, 24).tolist() for _ in range(4)]
@@ -217,10 +219,11 @@ def main() -> None:
     parser.add_argument("--attention", choices=["padded", "triton_tree"], default="padded")
     parser.add_argument("--kind", choices=TINY_KINDS, default="llama")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()
-    figures = Soak(given.attention, given.kind, given.seed).run(given.rounds)
+    figures = Soak(given.attention, given.kind, given.seed, given.device).run(given.rounds)
     print("  ".join(f"{name} {value}" for name, value in dataclasses.asdict(figures).items()))
     print(f"no wrong token, no wrong block; {time.perf_counter() - began:.0f} s")
 

@@ -1,5 +1,5 @@
 """FlashInfer's wrapper of paged caches, as documentation and source of its version 0.7.2 have it, in plain operations
-that run on a CPU: what it makes of the arguments of `plan` and `run`, and what it refuses."""
+that run anywhere: what it makes of the arguments of `plan` and `run`, and what it refuses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             assert pages.is_contiguous()
         for index, kv_len in enumerate(self._kv_lens.tolist()):
             rows = slice(int(self._row_starts[index]), int(self._row_starts[index + 1]))
-            own = self._pages[int(self._page_starts[index]) : int(self._page_starts[index + 1])].long()
+            own = self._pages[int(self._page_starts[index]) : int(self._page_starts[index + 1])].to(q.device).long()
             own_keys, own_values = (
                 pages[own].flatten(0, 1)[:kv_len].float().repeat_interleave(heads // kv_heads, 1)
                 for pages in (keys, values)
@@ -88,7 +88,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
             scores = torch.einsum("qhd,khd->hqk", q[rows].float(), own_keys) * self._scale
             if self._soft_cap > 0:
                 scores = self._soft_cap * torch.tanh(scores / self._soft_cap)
-            is_seen = self._seen(index, rows.stop - rows.start, kv_len)
+            is_seen = self._seen(index, rows.stop - rows.start, kv_len).to(q.device)
             weights = scores.masked_fill(~is_seen, float("-inf")).softmax(-1)
             out[rows] = torch.einsum("hqk,khd->qhd", weights, own_values).to(out.dtype)
         return out

@@ -1,4 +1,4 @@
-"""What torch documents of `varlen_attn`, in plain operations that run on a CPU, with its kernel's checks."""
+"""What torch documents of `varlen_attn`, in plain operations that run anywhere, with its kernel's checks."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def varlen_attn(
     assert heads == kv_heads or (enable_gqa and heads % kv_heads == 0)
     for starts, total, most in ((cu_seq_q, len(query), max_q), (cu_seq_k, len(key), max_k)):
         assert starts.dtype == torch.int32
+        assert starts.device == query.device
         assert starts.is_contiguous()
         assert int(starts[0]) == 0
         assert int(starts[-1]) == total
@@ -43,9 +44,9 @@ def varlen_attn(
         keys, values = (tensor[slots].float().repeat_interleave(heads // kv_heads, 1) for tensor in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query[rows].float(), keys) * scale
         num_rows, num_keys = scores.shape[1:]
-        last = torch.arange(num_rows)[:, None] + num_keys - num_rows
-        places = torch.arange(num_keys)[None]
-        is_hidden = torch.zeros(num_rows, num_keys, dtype=torch.bool)
+        last = torch.arange(num_rows, device=query.device)[:, None] + num_keys - num_rows
+        places = torch.arange(num_keys, device=query.device)[None]
+        is_hidden = torch.zeros_like(scores[0], dtype=torch.bool)
         if left >= 0:
             is_hidden |= places < last - left
         if right >= 0:

@@ -4,6 +4,7 @@ Covers `actors.engine.feature_tap` and `actors.engine.hidden_state_drafter`, too
 """
 
 import math
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ from actors.engine.options import EngineOptions
 from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.target_engine import TargetEngine
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
-from actors.options import EagleOptions
+from actors.options import AttentionBackend, EagleOptions
 from paceline_testing.drafting import paths_of
 from paceline_testing.head_trees import likeliest_tree
 from paceline_testing.integrity import check_integrity
@@ -45,26 +46,38 @@ def head_tensors(name: str, model: PreTrainedModel, seed: int = 11) -> dict[str,
     return tiny_eagle_tensors(model.config, kind, seed, **options)
 
 
+class Place(NamedTuple):
+    """How a head attends, and where it and its target are."""
+
+    attention: AttentionBackend = "padded"
+    device: str = "cpu"
+
+
+HOST = Place()
+
+
 @pytest.fixture(params=["padded", "triton_tree"])
-def attention(request, triton_device) -> str:
-    """How the head attends; with Triton its trees grow on the device."""
-    return request.param
+def place(request, triton_device) -> Place:
+    """With Triton the head's trees grow on the device."""
+    return HOST if request.param == "padded" else Place(request.param, str(triton_device))
 
 
 def make_engine(
-    path, name: str, kind: str = "llama", exact: str = "default", attention: str = "padded", **head: int
+    path, name: str, kind: str = "llama", exact: str = "default", place: Place = HOST, **head: int
 ) -> TargetEngine:
     model = target_model(kind)
     save_eagle_head(path, model.config, head_tensors(name, model))
-    options = EngineOptions(200, 4, exact=exact)
-    return with_head(model, load_eagle_head(path, model.config), options, EagleOptions(**head), attention)
+    # Compiling for a GPU would take longer than a test.
+    options = EngineOptions(200, 4, exact=exact, is_eager=place.device != "cpu")
+    loaded = load_eagle_head(path, model.config, device=place.device)
+    return with_head(model.to(place.device), loaded, options, EagleOptions(**head), place.attention)
 
 
 def with_head(
-    model, head, options: EngineOptions, head_options: EagleOptions, attention: str = "padded"
+    model, head, options: EngineOptions, head_options: EagleOptions, attention: AttentionBackend = "padded"
 ) -> TargetEngine:
     engine = TargetEngine(model, options)
-    engine.eagle_head = EagleDrafter(model, head, options.num_slots, head_options, attention)
+    engine.attach_head(EagleDrafter(model, head, options.num_slots, head_options, attention))
     return engine
 
 
@@ -211,14 +224,14 @@ def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> Draf
 
 
 @pytest.mark.parametrize(
-    ("kind", "attention"),
+    ("kind", "place"),
     [*((kind, "padded") for kind in TINY_KINDS), ("llama", "triton_tree")],
-    indirect=["attention"],
+    indirect=["place"],
 )
 @pytest.mark.parametrize("name", HEAD_KINDS)
-def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind, attention):
+def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind, place):
     depth, top_k = 3, 4
-    engine = make_engine(tmp_path, name, kind, attention=attention, depth=depth, top_k=top_k)
+    engine = make_engine(tmp_path, name, kind, place=place, depth=depth, top_k=top_k)
     reference = Reference(name, kind)
     text = Text(1, [5, 9, 33, 2, 9, 33, 7])
     run(engine, [text], text.item())
@@ -231,9 +244,9 @@ def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, n
 
 
 @pytest.mark.parametrize("name", HEAD_KINDS)
-def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name, attention):
+def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name, place):
     depth, top_k = 3, 5
-    engine = make_engine(tmp_path, name, attention=attention, depth=depth, top_k=top_k)
+    engine = make_engine(tmp_path, name, place=place, depth=depth, top_k=top_k)
     reference = Reference(name)
     rng = np.random.default_rng(0)
     texts = [
@@ -245,7 +258,7 @@ def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name,
         for text in texts:
             if text.tree is not None:
                 assert_tree(text, reference, depth, top_k)
-    assert all(len(text.tokens) > text.num_prompt for text in texts)
+    assert all(len(text.tokens) > text.num_prompt and text.tree is not None for text in texts)
 
 
 @pytest.mark.parametrize("name", HEAD_KINDS)
@@ -265,9 +278,9 @@ def test_nodes_below_the_least_confidence_are_not_drafted_behind(tmp_path, name,
         assert len(levels) == max(map(len, wanted))  # no forward but for nodes that come out
 
 
-def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, attention):
+def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, place):
     monkeypatch.setattr("actors.eagle.eagle_drafter._SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
-    engine = make_engine(tmp_path, "eagle3", attention=attention, depth=4, top_k=5)
+    engine = make_engine(tmp_path, "eagle3", place=place, depth=4, top_k=5)
     texts = [Text(seq, [seq, 2 * seq, 7], nodes=9) for seq in range(1, 6)]
     run(engine, texts, *(text.item() for text in texts))
     for text in texts:
@@ -285,8 +298,8 @@ def test_a_cached_prefix_keeps_what_the_head_knows_of_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", HEAD_KINDS)
-def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_errors(tmp_path, name, attention):
-    engine = make_engine(tmp_path, name, attention=attention)
+def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_errors(tmp_path, name, place):
+    engine = make_engine(tmp_path, name, place=place)
     plain = TargetEngine(target_model(), EngineOptions(200, 4))
     prompt = [5, 9, 33, 2, 9, 33, 7, 1, 1, 8, 20]
     texts = {engine: Text(1, prompt), plain: Text(1, prompt)}
@@ -339,8 +352,8 @@ def test_an_embedding_of_the_heads_own_is_used_and_a_copy_of_the_targets_is_shar
     assert trees[0] == trees[1] != trees[2]
 
 
-def test_more_expanded_nodes_than_a_word_has_bits_and_more_children_than_outputs(tmp_path, attention):
-    engine = make_engine(tmp_path, "eagle3 reduced", attention=attention, depth=4, top_k=30)
+def test_more_expanded_nodes_than_a_word_has_bits_and_more_children_than_outputs(tmp_path, place):
+    engine = make_engine(tmp_path, "eagle3 reduced", place=place, depth=4, top_k=30)
     text = Text(1, [5, 9, 33, 2, 9, 33, 7], nodes=120)
     run(engine, [text], text.item())
     assert_tree(text, Reference("eagle3 reduced"), 4, 30)
@@ -381,7 +394,8 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
     recorder, said = OpGraphs(), []
     for is_recorded in (False, True):
         model = target_model().to(triton_device)
-        options = EngineOptions(200, 4, attention="triton_tree")
+        # Compiled layers are no operations of torch either.
+        options = EngineOptions(200, 4, attention="triton_tree", is_eager=triton_device.type == "cuda")
         head = load_eagle_head(tmp_path, model.config, device=str(triton_device))
         engine = TargetEngine(model, options)
         engine._runner._launches = RecordedLaunches(OpGraphs()) if is_recorded else None

@@ -211,11 +211,12 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def drafted(
     target: Any, head: Any, depth: int, top_k: int, max_nodes: int, attention: AttentionBackend = "padded"
 ) -> dict[tuple[int, ...], float]:
-    """Paths behind TEXT and FOLLOWING, with their probabilities, from features that the drafter taps itself."""
+    """Paths behind TEXT and FOLLOWING, with their probabilities, from features that the drafter taps itself. head: on
+    the target's device."""
     options = EagleOptions(depth=depth, top_k=top_k)
     drafter = EagleDrafter(target, head, 64, options, attention=attention)
     drafter.tap.open()
-    target(torch.tensor([TEXT]))
+    target(torch.tensor([TEXT], device=target.device))
     rows = np.arange(len(TEXT))
     tree = drafter.propose([HeadRows(0, np.array([*TEXT[1:], FOLLOWING]), rows, rows, max_nodes)])[0]
     assert tree.is_valid(VOCAB)
@@ -241,7 +242,8 @@ def test_trees_that_grow_on_the_device_are_those_of_the_published_forward(tmp_pa
     target = target_of(path)
     with torch.no_grad():
         wanted = Plain(family, target).tree(2, 2, 6)
-    got = drafted(target, head_of(path), 2, 2, 6, attention="triton_tree")
+    head = head_of(path, device=str(triton_device))
+    got = drafted(target.to(triton_device), head, 2, 2, 6, attention="triton_tree")
     assert got == pytest.approx(wanted, rel=2e-3, abs=1e-7)
 
 

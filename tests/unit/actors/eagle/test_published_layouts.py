@@ -290,11 +290,13 @@ class Paper:
         return path
 
 
-def engine_with(head_path: Path, target: Any, depth: int, attention: AttentionBackend = "padded") -> TargetEngine:
-    model = make_tiny_model("llama", 3, VOCAB, LAYERS, TARGET_SIZE, 4, 2)
-    options = EngineOptions(64, 4)
+def engine_with(
+    head_path: Path, target: Any, depth: int, attention: AttentionBackend = "padded", device: str = "cpu"
+) -> TargetEngine:
+    model = make_tiny_model("llama", 3, VOCAB, LAYERS, TARGET_SIZE, 4, 2).to(device)
+    options = EngineOptions(64, 4, is_eager=device != "cpu")  # compiling would take longer than the test
     engine = TargetEngine(model, options)
-    head = load_eagle_head(head_path, target.config)
+    head = load_eagle_head(head_path, target.config, device=device)
     engine.attach_head(
         EagleDrafter(model, head, options.num_slots, EagleOptions(depth=depth, top_k=1), attention=attention)
     )
@@ -343,7 +345,8 @@ def test_features_and_drafts_are_those_of_the_paper(tmp_path, target, name):
 @pytest.mark.parametrize("name", ["EAGLE-1 of two layers", "EAGLE-3 for a larger target", "EAGLE-3.1"])
 def test_trees_that_grow_on_the_device_are_those_of_the_paper(tmp_path, target, triton_device, name):
     make, states = LAYOUTS[name]
-    engine = engine_with(make().save(tmp_path / "head"), target, depth=3, attention="triton_tree")
+    path, device = make().save(tmp_path / "head"), str(triton_device)
+    engine = engine_with(path, target, depth=3, attention="triton_tree", device=device)
     with torch.no_grad():
         tokens, drafts = first_drafts(engine, TEXT, 4)
         assert drafts == Paper(make(), target, states).draft(tokens, 4)

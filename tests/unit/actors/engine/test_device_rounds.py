@@ -122,9 +122,9 @@ class Rounds:
         return said
 
 
-def engine_with(attention: str, device: torch.device) -> TargetEngine:
+def engine_with(attention: str, device: torch.device, is_eager: bool = False) -> TargetEngine:
     model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32)
-    return TargetEngine(model.to(device), EngineOptions(128, 4, attention=attention))
+    return TargetEngine(model.to(device), EngineOptions(128, 4, attention=attention, is_eager=is_eager))
 
 
 @pytest.mark.parametrize("num_successors", [pytest.param(0, marks=pytest.mark.slow), 3])

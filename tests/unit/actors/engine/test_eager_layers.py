@@ -44,8 +44,8 @@ def test_a_table_has_the_bits_of_the_rotary_embedding(triton_device):
         assert torch.equal(ours, theirs)
 
 
-def test_a_rotation_that_depends_on_more_than_the_position_stays():
-    model = make_tiny_model("llama", vocab_size=VOCAB)
+def test_a_rotation_that_depends_on_more_than_the_position_stays(triton_device):
+    model = make_tiny_model("llama", vocab_size=VOCAB).to(triton_device)
     model.model.rotary_emb.rope_type = "dynamic"
     fuse_eager_layers(model)
     assert not isinstance(model.model.rotary_emb, RotaryTable)

@@ -11,6 +11,7 @@ from actors.engine import model_runner
 from actors.engine.feature_tap import FeatureTap
 from actors.engine.options import RoundLimits
 from actors.engine.recorded_launches import RecordedLaunches
+from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import record_rounds, recordable_shapes
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from paceline_testing.op_graph import OpGraphs
@@ -85,6 +86,11 @@ def torch_kernels(monkeypatch):
     monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
 
 
+def recordable_engine(attention: str, device: torch.device) -> TargetEngine:
+    """Nor are the compiled layers of a GPU operations of torch."""
+    return engine_with(attention, device, is_eager=device.type == "cuda")
+
+
 @pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("samples", [True, False])
 @pytest.mark.parametrize("are_recorded", [False, True])
@@ -92,7 +98,7 @@ def test_a_prompt_longer_than_a_round_is_computed_in_parts(triton_device, are_re
     """samples: False on the ranks of a group that draw nothing."""
     said = []
     for attention in ("padded", "triton_tree"):
-        engine = engine_with(attention, triton_device)
+        engine = recordable_engine(attention, triton_device)
         engine._rank = 0 if samples else 1
         if attention == "triton_tree" and are_recorded:
             engine._runner._launches = RecordedLaunches(OpGraphs())
@@ -108,7 +114,7 @@ def test_a_prompt_longer_than_a_round_is_computed_in_parts(triton_device, are_re
 @pytest.mark.parametrize("num_successors", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
     samplings = [*SAMPLINGS, SamplingParams(7, temperature=1.0, acceptance="rejection")]
-    engines = [engine_with("padded", triton_device), engine_with("triton_tree", triton_device)]
+    engines = [recordable_engine(attention, triton_device) for attention in ("padded", "triton_tree")]
     graphs = OpGraphs()
     engines[1]._runner._launches = RecordedLaunches(graphs)
     rounds = [Rounds(engine, 7, samplings) for engine in engines]
@@ -124,7 +130,7 @@ def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
 @pytest.mark.usefixtures("torch_kernels")
 def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device):
     limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=6)
-    engine = engine_with("triton_tree", triton_device)
+    engine = recordable_engine("triton_tree", triton_device)
     assert record_rounds(engine, limits, 64) == 0
     engine._runner._launches = RecordedLaunches(OpGraphs())
 
@@ -153,7 +159,7 @@ def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device):
 def test_replayed_rounds_keep_the_hidden_states_of_their_own_rows(triton_device):
     taken = []
     for attention in ("padded", "triton_tree"):
-        engine = engine_with(attention, triton_device)
+        engine = recordable_engine(attention, triton_device)
         tap = engine._runner.tap = FeatureTap(engine.model, (0, 1))
         if attention == "triton_tree":
             graphs = OpGraphs()

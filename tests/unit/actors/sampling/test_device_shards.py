@@ -91,7 +91,7 @@ def draw_in_steps(shards: Sequence[Shard], count: int, vocab_size: int) -> Tenso
     """As `draw_from_shards` of all ranks. Asserts that all of them find the same."""
     scored = [score_shard(shard) for shard in shards]
     if not count:
-        return best_of_shards(torch.stack([own.bests.amax(dim=1) for own in scored]))
+        return best_of_shards(torch.stack([own.bests.amax(dim=1) for own in scored])).cpu()
     found = [leaders_of_shard(shard, own, count) for shard, own in zip(shards, scored, strict=True)]
     leaders, tallies = (torch.stack(parts) for parts in zip(*found, strict=True))
     for shard, own, tally in zip(shards, scored, tallies, strict=True):

@@ -1,12 +1,13 @@
 """Prompt chunks attend as padded attention does.
 
-torch's kernel for them runs on GPUs alone. What it documents stands in for it; the function itself is called on `meta`
-tensors.
+torch's kernel for them runs on GPUs alone. Elsewhere what it documents stands in for it, and the function itself is
+called on `meta` tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from actors.engine import model_runner
 from actors.engine.attention import prompt_chunks
+from actors.engine.attention.choice import has_varlen_kernel
 from actors.engine.attention.interface import AttentionPlan, Scoring
 from actors.engine.attention.prompt_chunks import PackedChunks, pack_chunks
 from actors.engine.batch import PackedBatch
@@ -45,14 +47,18 @@ def short_chunks(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch, triton_device) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Calls of what stands in for torch's kernel."""
+    """Calls of torch's kernel. What stands in for it checks them all, and attends where the kernel cannot: without a
+    GPU, and in float32."""
     from actors.engine.attention import varlen
 
     made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    kernel = varlen.varlen_attn
 
-    def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made.append((args, kwargs))
-        return varlen_attn(*args, **kwargs)
+    def attend(query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append(((query, *args), kwargs))
+        attended = varlen_attn(query, *args, **kwargs)
+        has_kernel = has_varlen_kernel(query.device) and query.dtype != torch.float32
+        return kernel(query, *args, **kwargs) if has_kernel else attended
 
     monkeypatch.setattr(varlen, "varlen_attn", attend)
     return made
@@ -142,6 +148,8 @@ def test_decoding_beside_chunks_is_split_by_the_contexts_that_decode_alone(trito
     ids=["soft cap", "sinks", "float32", "head of 12", "other values", "latents", "head of 264"],
 )
 def test_what_the_kernel_does_not_compute_is_left_to_the_tree_kernel(triton_device, calls, scoring, how):
+    if scoring.sinks is not None:
+        scoring = replace(scoring, sinks=scoring.sinks.to(triton_device))
     case = Case(forest_of([TREE, CHUNK_WITH_CONTEXT]), scoring, triton_device, **(HALF | how))
     case.check(plan_of(case))
     assert not calls
