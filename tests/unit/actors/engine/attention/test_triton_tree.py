@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig
 from actors.draft_model.draft_engine import DraftEngine
 from actors.engine.attention.interface import AttentionPlan, Scoring
 from actors.engine.attention.tree_rows import TreeRows
-from actors.engine.attention.triton_tree import split_size_for, tile_shape
 from actors.engine.kv_cache import KvCache
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
@@ -307,7 +306,9 @@ def test_sinks_are_refused_in_bitwise_mode():
         plan.attend(0, case.query, case.keys, case.values, case.scoring)
 
 
-def test_splits_give_every_processor_work_and_get_no_smaller_than_pays():
+def test_splits_give_every_processor_work_and_get_no_smaller_than_pays(triton_device):
+    from actors.engine.attention.triton_tree import split_size_for
+
     few, many = split_size_for(8192, programs=8, processors=132), split_size_for(8192, programs=256, processors=132)
     assert (few, many) == (128, 2048)
     assert split_size_for(8192, programs=64, processors=132) == 1024
@@ -326,5 +327,9 @@ def test_splits_give_every_processor_work_and_get_no_smaller_than_pays():
         (4, 8, 2048, True, (16, 16)),
     ],
 )
-def test_programs_of_many_keys_have_large_tiles_where_they_fit(itemsize, rows, keys, has_large_shared, shape):
+def test_programs_of_many_keys_have_large_tiles_where_they_fit(
+    triton_device, itemsize, rows, keys, has_large_shared, shape
+):
+    from actors.engine.attention.triton_tree import tile_shape
+
     assert tile_shape(128, itemsize, 4, rows, keys, has_large_shared) == shape
