@@ -23,6 +23,7 @@ from cluster.errors import ConfigError
 from cluster.validation import describe
 
 MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
+MOST_DRAFT_ROWS = 512  # of a round, where speculation.max_rows does not say
 NO_CACHE = "none"  # as `cache.url`
 _MOST_DRAFT_MODELS = 16  # beside the first; each is a source of the router, which has room for 62 in all
 _PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
@@ -85,8 +86,9 @@ class SpeculationConfig(Options):
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
     """Tree nodes of a sequence in a round, beside those that a drafter requires (a lookahead window). 0: none of
     either."""
-    max_rows: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Rows of a round for tree nodes and required rows, all sequences together."""
+    max_rows: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Rows of a round for tree nodes and required rows, all sequences together. null: 64, or up to 512 on a target
+    whose measured rounds hardly take longer for them."""
 
 
 class RouterConfig(Options):

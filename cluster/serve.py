@@ -51,6 +51,7 @@ from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
 from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
+from cluster.router.draft_budget import USUAL_DRAFT_ROWS
 from cluster.router.prefill_budget import round_limits
 from cluster.tenants.access import TenantAccess, tenant_access
 from cluster.text.tools.detect import format_of
@@ -148,7 +149,8 @@ def plan_cluster(
     if config.speculation.corpora:
         _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
     delta_bytes = 0 if config.cache.url == NO_CACHE else DELTA_BYTES
-    _check_drafter_options(config.speculation.drafter_options, drafters, config.speculation.max_rows, delta_bytes)
+    least_rows = config.speculation.max_rows or USUAL_DRAFT_ROWS
+    _check_drafter_options(config.speculation.drafter_options, drafters, least_rows, delta_bytes)
     draft, builds_drafter = None, False
     if any(name in drafters for name in (DRAFT_MODEL, OUROBOROS)) and config.draft.workers > 0:
         draft, builds_drafter = _draft_model(config.draft, source, info, home, progress)

@@ -14,6 +14,7 @@ class RoundLimits:
     prefill_rows: int = 256
     sequences: int = 16
     draft_rows: int = 64
+    tree_rows: int = 16  # draft rows of one sequence, without those that a drafter requires
 
 
 @dataclass(frozen=True, slots=True)

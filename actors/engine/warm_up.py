@@ -86,7 +86,7 @@ def recordable_shapes(limits: RoundLimits) -> list[tuple[int, int]]:
     shapes = {
         (power_tier(sequences), row_tier(rows)): (sequences, rows)
         for sequences in sorted({min(power_tier(count), limits.sequences) for count in range(1, limits.sequences + 1)})
-        for rows in range(sequences, sequences + limits.draft_rows + 1)
+        for rows in range(sequences, sequences + min(limits.draft_rows, sequences * limits.tree_rows) + 1)
     }
     return list(shapes.values())[:_MOST_RECORDED_AHEAD]
 

@@ -62,6 +62,7 @@ from cluster.offline.options import local_config
 from cluster.offline.requests import LocalRequests, Prompt
 from cluster.router.core import RouterCore
 from cluster.router.cpu_drafting import check_required_rows, least_max_rows
+from cluster.router.draft_budget import USUAL_DRAFT_ROWS
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.prefill_budget import round_limits
 from cluster.router.round import RequestFailed, RouterEvent
@@ -165,7 +166,7 @@ class LocalEngine:
         options: any of `cluster.offline.options.KEYS`, as in `draft_model="none", gamma=5`. Each sets a key of a
         cluster's configuration (docs/configuration.md) and takes precedence over `config`. Torch's threads stay those
         of the process. None means the configuration's default, except: batch_size is 8; draft_dtype and
-        draft_quantization follow the target; max_rows is 64, or more if a lookahead window needs it.
+        draft_quantization follow the target; max_rows is larger if a lookahead window needs it.
 
         cache: the shared cache of this model, to draft from and publish to; the caller closes it. seconds_of_rows:
         simulated seconds of a forward of n rows, in place of the clock; which drafts are verified then does not depend
@@ -571,9 +572,11 @@ def _speculation(
 ) -> SpeculationConfig:
     """The configuration with these drafters and enough rows in a round for those they require."""
     max_rows = config.max_rows
-    if "max_rows" not in config.model_fields_set:
-        max_rows = max(max_rows, least_max_rows(drafters.values()) + config.max_draft_tokens)
-    check_required_rows(drafters.values(), max_rows, "max_rows")
+    if max_rows is not None:
+        check_required_rows(drafters.values(), max_rows, "max_rows")
+    else:
+        needed = least_max_rows(drafters.values()) + config.max_draft_tokens
+        max_rows = needed if needed > USUAL_DRAFT_ROWS else None
     return config.model_copy(update={"drafters": names or ("none",), "max_rows": max_rows})
 
 

@@ -37,6 +37,7 @@ from cluster.router import draft_depth, learning, planner
 from cluster.router.acceptance_watch import AcceptanceWatch
 from cluster.router.counters import RouterCounters
 from cluster.router.cpu_drafting import CpuDrafting, check_required_rows
+from cluster.router.draft_budget import USUAL_DRAFT_ROWS, most_draft_rows
 from cluster.router.draft_choice import ChoiceLimits, DraftChoice
 from cluster.router.draft_pools import DraftPools
 from cluster.router.draft_scaling import DraftScaling
@@ -85,7 +86,7 @@ class RouterCore:
         draft_shapes: Mapping[str, DraftShape] = _ONE_POOL,
         shared: SharedLearning = _NOTHING_SHARED,
     ) -> None:
-        check_required_rows(drafters.values(), speculation.max_rows)
+        check_required_rows(drafters.values(), speculation.max_rows or USUAL_DRAFT_ROWS)
         self.counters = RouterCounters()
         self.step_times = StepTimeCurve(target.step_times, target.row_steps)
         self._config = config
@@ -119,7 +120,13 @@ class RouterCore:
         self.acceptance = AcceptanceWatch(names)
         self._choice = DraftChoice(
             self._sources,
-            ChoiceLimits(speculation.max_rows, config.max_running, target.vocab_size, target.chain_only),
+            ChoiceLimits(
+                speculation.max_rows,
+                most_draft_rows(config, speculation),
+                config.max_running,
+                target.vocab_size,
+                target.chain_only,
+            ),
             step_times=self.step_times,
             counters=self.counters,
             most_required=cpu.most_required,

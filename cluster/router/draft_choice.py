@@ -12,6 +12,7 @@ import numpy as np
 from actors.draft_tree import DraftTree
 from cluster.router.calibration import SourceCalibration
 from cluster.router.counters import RouterCounters
+from cluster.router.draft_budget import draft_rows
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
@@ -45,7 +46,8 @@ _ROW_CAUTION = 1.3
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLimits:
-    max_rows: int  # draft nodes of all sequences in a round, the required ones included
+    max_rows: int | None  # draft nodes of all sequences in a round, the required ones included; None: by step times
+    most_rows: int  # where they are by step times
     max_sequences: int  # in a round
     vocab_size: int
     chain_only: bool = False  # the target verifies one path of each sequence
@@ -71,7 +73,7 @@ class DraftChoice:
         self._of_pools = sources.of_pools  # source indices by pool; a sequence has drafts of one of a pool's only
         self._pool_of = sources.pool_of
         self._calibration = SourceCalibration(len(self._names), limits.max_sequences, num_chains=len(sources.of_pools))
-        self._max_rows = limits.max_rows
+        self._limits = limits
         self._vocab_size = limits.vocab_size
         self._chain_only = limits.chain_only
         self._step_times = step_times
@@ -89,7 +91,8 @@ class DraftChoice:
                 # The last token is the target's own: a draft for it could never be emitted.
                 entry.max_nodes = max(0, min(sequence.drafts.max_tokens, sequence.num_left - 1))
                 wanted += entry.max_nodes
-        wanted = min(wanted, self._max_rows)
+        max_rows = draft_rows(self._step_times, self._limits.max_rows, self._limits.most_rows)
+        wanted = min(wanted, max_rows)
         round.budget.wanted = wanted
         if not wanted:
             return
@@ -104,12 +107,12 @@ class DraftChoice:
             most = most_nodes_that_can_pay(float(round.size.num_running), traffic.draft_wait.overhead_s, verify_s)
             round.budget.rows = min(wanted, most)
         if self._most_required and round.budget.rows:
-            num_required = self._grant_required(round)
-            round.budget.rows = min(round.budget.rows, self._max_rows - num_required)
+            num_required = self._grant_required(round, max_rows)
+            round.budget.rows = min(round.budget.rows, max_rows - num_required)
         for entry in round.entries:
             entry.max_nodes = min(entry.max_nodes, round.budget.rows)
 
-    def _grant_required(self, round: Round) -> int:
+    def _grant_required(self, round: Round, max_rows: int) -> int:
         """Let drafters require rows of as many sequences as there is room for; returns how many rows, at most.
 
         They may take half of a round's rows, or as many as one sequence needs: rows that find guesses are worth nothing
@@ -121,7 +124,7 @@ class DraftChoice:
             if not entry.max_nodes or not entry.is_coupled:
                 continue
             wanted = sum(self._most_required.get(drafter, 0) for drafter in entry.sequence.drafts.sources.cpu)
-            if granted and granted + wanted > self._max_rows // 2:
+            if granted and granted + wanted > max_rows // 2:
                 continue
             entry.max_required = wanted
             granted += wanted

@@ -6,6 +6,7 @@ from math import inf
 
 from actors.engine.options import RoundLimits
 from cluster.config import MOST_PREFILL_ROWS, RouterConfig, SpeculationConfig
+from cluster.router.draft_budget import most_draft_rows
 from cluster.router.step_time import StepTimeCurve
 
 _USUAL_ROWS = 256
@@ -41,4 +42,9 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
 
 def round_limits(router: RouterConfig, speculation: SpeculationConfig) -> RoundLimits:
     """The largest round that a router with this configuration sends."""
-    return RoundLimits(router.max_prefill_rows or MOST_PREFILL_ROWS, router.max_running, speculation.max_rows)
+    return RoundLimits(
+        router.max_prefill_rows or MOST_PREFILL_ROWS,
+        router.max_running,
+        most_draft_rows(router, speculation),
+        speculation.max_draft_tokens,
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from actors.drafters.registry import source_named
-from cluster.config import ClusterConfig
+from cluster.config import MOST_DRAFT_ROWS, ClusterConfig
 from cluster.deploy.size.estimate import MAX_DRAFT_TOKENS, WORTHWHILE_GAIN, Deployment, Sizing, Speed, sizing_of
 from cluster.deploy.size.model_shape import MODELS
 
@@ -58,7 +58,7 @@ def _as_configured(deployment: Deployment, config: ClusterConfig) -> Deployment:
     """The deployment with the drafters and limits of a configuration."""
     speculation, draft = config.speculation, config.draft
     running = min(deployment.concurrency, config.router.max_running)
-    most = min(speculation.max_draft_tokens, speculation.max_rows // running, MAX_DRAFT_TOKENS)
+    most = min(speculation.max_draft_tokens, (speculation.max_rows or MOST_DRAFT_ROWS) // running, MAX_DRAFT_TOKENS)
     places = _places(config)
     return replace(
         deployment,

@@ -1008,3 +1008,21 @@ def test_draft_workers_are_told_the_namespace_of_what_is_learnt_and_nothing_of_l
     core.draft_locally(round)
     begin = core.assemble(round, {}).items[0].begin
     assert (begin.namespace, begin.num_logprobs, begin.num_prompt_logprobs) == ("a", 2, 2)
+
+
+def test_a_round_whose_launches_are_still_to_be_recorded_says_nothing_of_the_price_of_rows(toy_target):
+    """Three slow rounds of a new shape would keep the planner from it, though all later ones are fast."""
+    info = toy_info(VOCAB_SIZE, step_times=[(1, 0.005), (64, 0.006)])
+    cores = [toy_core(info, toy_request()) for _ in range(2)]
+
+    def verify(batch):
+        result = toy_target.verify(batch)
+        return msgspec.structs.replace(result, elapsed_s=0.05, is_new_shape=core is cores[0])
+
+    for core in cores:
+        for number in range(4):
+            toy_round(core, verify, number * 0.05)
+        toy_target.lose_all()
+    slow, counted = (core.step_times.seconds(1) for core in cores)
+    assert slow == pytest.approx(0.005)
+    assert counted > 0.03
