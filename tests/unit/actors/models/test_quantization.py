@@ -75,6 +75,7 @@ KINDS = {
     "int4": lambda layer: with_panels(Int4Linear(layer, CPU)),
     "int4 widened": lambda layer: Int4Linear(layer, CPU),
     "fp8": lambda layer: Fp8Linear(layer, CPU),
+    "fp8 scaled afterwards": lambda layer: Fp8Linear(layer, CPU, scales_afterwards=True),
 }
 
 
@@ -94,7 +95,12 @@ def test_products_are_near_those_of_the_whole_weights(kind, bias, dtype):
 
 @pytest.mark.parametrize(
     ("kind", "plain", "bound"),
-    [("int8 by panels", "int8", 1e-6), ("int8 by bytes", "int8", 1e-4), ("int4", "int4 widened", 1e-5)],
+    [
+        ("int8 by panels", "int8", 1e-6),
+        ("int8 by bytes", "int8", 1e-4),
+        ("int4", "int4 widened", 1e-5),
+        ("fp8 scaled afterwards", "fp8", 1e-6),
+    ],
 )
 def test_the_kernel_computes_what_the_widened_weights_do(kind, plain, bound):
     layer = linear(128, 64)
@@ -126,7 +132,7 @@ def test_rows_of_all_magnitudes_survive(product):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (96, 48), (320, 80)])  # no multiples of a tile
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (96, 48), (320, 80), (512, 64)])  # the last: whole tiles
 @pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
 def test_the_kernel_of_gpus_computes_what_the_widened_weights_do(triton_device, kind, inputs, outputs, dtype):
     layer = linear(inputs, outputs, dtype=dtype)
@@ -139,6 +145,30 @@ def test_the_kernel_of_gpus_computes_what_the_widened_weights_do(triton_device, 
         assert distance(output, widened(given)) < bound
         if count == 5:
             assert not torch.equal(output, fast(given.flip(1)))
+
+
+@pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
+def test_in_the_kernel_of_gpus_the_bits_of_a_row_do_not_depend_on_its_company(triton_device, kind):
+    layer = kind(linear(320, 80, bias=False, dtype=torch.float16), triton_device, has_kernel=True)
+    given = rows(150, 320, torch.float16).to(triton_device)
+    together = layer(given)
+    for first, last in ((0, 33), (3, 67), (20, 149)):  # in tiles of 64 rows
+        assert torch.equal(layer(given[:, first:last]), together[:, first:last])
+
+
+@pytest.mark.parametrize("group", [0, 32])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [4096, 28672])
+def test_what_a_kernel_is_compiled_for_depends_on_the_size_of_a_tile(triton_device, group, dtype, outputs):
+    from actors.models.weight_kernels import launch_options, product_constants
+
+    constants = [product_constants(count, 4096, outputs, group, dtype) for count in (33, 64, 65, 256)]
+    assert constants.count(constants[0]) == 4
+    assert constants[0]["EVEN_K"]
+    assert not product_constants(64, 4096 + 16, outputs, group, dtype)["EVEN_K"]
+    roomy, narrow = (launch_options(64, outputs, group, dtype, memory << 10) for memory in (227, 99))
+    assert narrow["num_stages"] == min(roomy["num_stages"], 3)
+    assert narrow["num_warps"] == roomy["num_warps"]
 
 
 def test_the_kernel_of_gpus_can_be_traced(triton_device):
@@ -164,6 +194,15 @@ def test_fp8_rounds_weights_by_output_and_activations_by_row():
     assert torch.equal(quantized(torch.zeros(2, 64)), torch.zeros(2, 32))
     together = quantized(rows(70, 64))
     assert torch.equal(quantized(rows(70, 64)[:, 3:7]), together[:, 3:7])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fp8_products_without_scales_hold_the_largest_sums(dtype):
+    layer = nn.Linear(4096, 16, bias=False)
+    layer.weight.data = torch.full((16, 4096), 2.0**-12)
+    quantized = Fp8Linear(layer.to(dtype).requires_grad_(False), CPU, scales_afterwards=True)
+    inputs = torch.tensor([0.5, 1.0, 2.0], dtype=dtype)[:, None].expand(3, 4096)
+    torch.testing.assert_close(quantized(inputs), inputs[:, :16])  # a sum of 4096 * 448 * 448 before it is scaled
 
 
 def test_layers_whose_parts_do_not_fit_fp8_have_int8(tmp_path):

@@ -20,22 +20,29 @@ from triton.compiler import ASTSource
 from actors.engine.attention import tree_kernels
 from actors.engine.attention.exact_kernel import attend_row_kernel, row_constants
 from actors.engine.attention.triton_tree import attend_constants, combine_constants
-from actors.models.weight_kernels import product_constants, product_kernel
+from actors.models.weight_kernels import int4_kernel, int8_kernel, launch_options, product_constants
 
 NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 INT64, FLOAT32 = ("slots", "ancestors"), ("scale", "softcap")
+SHARED_MEMORY = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # bytes of a program, by capability
 POINTERS = ("first_rows", "begins", "tree_starts", "block_tables", "visible_ends", "row_positions", "node_positions")
 
 
-def compiled(kernel: Any, capability: int, constants: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
+def compiled(
+    kernel: Any,
+    capability: int,
+    constants: dict[str, Any],
+    types: dict[str, str],
+    options: dict[str, int] | None = None,
+) -> dict[str, Any]:
     """Shared memory and spilled registers of one kernel, in bytes."""
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or name.endswith("_stride")
+        if signature[name].startswith("*") or name.endswith("_stride") or name in ("num_inputs", "num_outputs")
     }
-    options = {"num_warps": 4, "num_stages": 2}
+    options = options or {"num_warps": 4, "num_stages": 2}
     source = ASTSource(kernel, signature, constants, aligned)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
@@ -57,12 +64,15 @@ def attend(capability: int, dtype: torch.dtype, **case: Any) -> dict[str, Any]:
     return {**compiled(tree_kernels.attend_kernel, capability, constants, types), "dtype": str(dtype), **case}
 
 
-def product(capability: int, group: int) -> dict[str, Any]:
-    types = {"inputs": "*bf16", "output": "*bf16", "weight": "*u8", "scales": "*bf16"}
+def product(capability: int, group: int, rows: int, in_features: int, out_features: int) -> dict[str, Any]:
+    types = {"inputs": "*bf16", "output": "*bf16", "weight": "*u8", "scales": "*i32"}
     if not group:
         types |= {"weight": "*i8", "scales": "*fp32"}
-    constants = product_constants(64, 4096, 14336, group, torch.bfloat16)
-    return {**compiled(product_kernel, capability, constants, types), "group": group}
+    constants = product_constants(rows, in_features, out_features, group, torch.bfloat16)
+    options = launch_options(rows, out_features, group, torch.bfloat16, SHARED_MEMORY[capability])
+    made = compiled(int4_kernel if group else int8_kernel, capability, constants, types, options)
+    limit = {"limit": SHARED_MEMORY[capability], "group": group, "rows": rows}
+    return {**made, **limit, "in_features": in_features, "out_features": out_features}
 
 
 def main() -> None:
@@ -95,8 +105,15 @@ def main() -> None:
             | dict.fromkeys(("context", "starts"), "*i64")
             | dict.fromkeys(FLOAT32, "fp32"),
         ),
-        product(80, 0),
-        product(90, 32),
+        product(90, 0, 64, 4096, 4096),
+        product(90, 0, 64, 4096, 28672),
+        product(90, 32, 64, 4096, 4096),
+        product(90, 32, 64, 4096, 28672),
+        product(86, 0, 64, 4096, 4096),
+        product(86, 32, 64, 4096, 4096),
+        product(86, 32, 64, 4096, 28672),
+        product(80, 0, 64, 4000, 4096),
+        product(80, 32, 64, 4000, 4096),
     ):
         print(json.dumps(line))
 
