@@ -27,7 +27,7 @@ class _Tile(NamedTuple):
 # were measured before its scales came as words.
 _FEW_OUTPUTS_TILE = _Tile(32, 256, 4, 4)  # int8: 10, 36, 26; 64 rows 17, 106, 50. int4: 22, 81, 72; 64 rows 27, 177, 88
 _INT8_MANY_ROWS_TILE = _Tile(128, 64, 8, 4)  # 64 rows: 37, 59, 123
-_INT4_MANY_OUTPUTS_TILE = _Tile(64, 128, 4, 3)  # 34, 67, 110; 64 rows: 49, 111, 164
+_INT4_MANY_OUTPUTS_TILE = _Tile(64, 128, 4, 4)  # 34, 67, 110; 64 rows: 49, 111, 164
 _FLOAT32_TILE = _Tile(32, 32, 4, 2)  # not measured: it fits everywhere
 
 
