@@ -15,7 +15,8 @@ _BURST = 24  # rounds of a try; the first is not measured
 _KNOWN_AFTER = 16.0  # rounds that a rate needs
 _FIRST_PAUSE = 512  # rounds between tries
 _LONGEST_PAUSE = 4096
-_WAIT_WEIGHT = 0.1
+_WEIGHT = 0.1  # of a round in what is usual
+_OUTLIER = 4.0  # times the usual duration: counted no longer than that
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class AheadTrial:
     verify_s: float = 0.0  # typical time of the target in a round
     _with: _Rate = field(default_factory=_Rate)
     _without: _Rate = field(default_factory=_Rate)
+    _usual_s: float = 0.0  # duration of a round
     _in_force: int = 0  # rounds since `is_on` changed
     _pause: int = _FIRST_PAUSE
 
@@ -53,12 +55,20 @@ class AheadTrial:
         return self.wait_s / total if total > 0.0 else 0.0
 
     def observe(self, tokens: int, seconds: float, verify_s: float, was_serial: bool) -> None:
-        """A round has emitted `tokens`, `seconds` after the one before; the target computed for verify_s of them."""
-        weight = _WAIT_WEIGHT if self.verify_s else 1.0
-        self.verify_s += weight * (verify_s - self.verify_s)
+        """A round has emitted `tokens`, `seconds` after the one before; the target computed for verify_s of them.
+
+        A pause of the process, as to compile something, may take as long as all other rounds of a try. It counts as a
+        few rounds at most, and for nothing once it turns out that it was one.
+        """
+        if self._usual_s == 0.0 or _OUTLIER * seconds < self._usual_s:
+            self._usual_s, self.verify_s, self.wait_s = seconds, 0.0, 0.0
+            self._with, self._without = _Rate(), _Rate()
+        seconds = min(seconds, _OUTLIER * self._usual_s)
+        verify_s = min(verify_s, seconds)
+        self._usual_s += _WEIGHT * (seconds - self._usual_s)
+        self.verify_s += (_WEIGHT if self.verify_s else 1.0) * (verify_s - self.verify_s)
         if was_serial:
-            weight = _WAIT_WEIGHT if self.wait_s else 1.0
-            self.wait_s += weight * (max(0.0, seconds - verify_s) - self.wait_s)
+            self.wait_s += (_WEIGHT if self.wait_s else 1.0) * (seconds - verify_s - self.wait_s)
         self._in_force += 1
         if self._in_force > 1:
             (self._with if self.is_on else self._without).add(tokens, seconds)

@@ -46,6 +46,16 @@ def test_a_change_of_what_is_faster_is_found_out():
     assert sum(modes[200:]) / 1300 < 0.3
 
 
+@pytest.mark.parametrize("number", [0, 1, 5, 30])
+def test_one_long_pause_decides_nothing(number):
+    trial = AheadTrial()
+    run(trial, number, wait_s=0.002, speed_up=1.15)
+    trial.observe(8, 0.5, 0.01, was_serial=not trial.is_on)
+    modes = run(trial, 340, wait_s=0.002, speed_up=1.15)
+    assert all(modes[100:])
+    assert 0.0015 < trial.wait_s < 0.003
+
+
 def test_trust_follows_what_promised_tokens_bring_either_way():
     poor, rich, none = _Promises(), _Promises(), _Promises()
     assert poor.trust == 1.0
