@@ -87,8 +87,8 @@ class SpeculationConfig(Options):
     """Tree nodes of a sequence in a round, beside those that a drafter requires (a lookahead window). 0: none of
     either."""
     max_rows: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Rows of a round for tree nodes and required rows, all sequences together. null: 64, or up to 512 on a target
-    whose measured rounds hardly take longer for them."""
+    """Rows of a round for tree nodes and required rows, all sequences together. null: 64, doubled up to 512 as
+    long as twice the rows take less than 1.8 times as long."""
 
 
 class RouterConfig(Options):

@@ -18,6 +18,7 @@ from actors.drafters.registry import (
     check_options,
     create_drafters,
     expand_drafters,
+    most_successors,
     source_of_pool,
 )
 from actors.drafters.retrieval import open_corpora
@@ -345,7 +346,10 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         source=plan.target,
         options=config.target.model_copy(update={"device": plan.target_device, "eagle_head": eagle_head}),
         fingerprint=plan.info.fingerprint,
-        limits=round_limits(config.router, config.speculation),
+        limits=replace(
+            round_limits(config.router, config.speculation),
+            successors=most_successors(plan.drafters, config.speculation.drafter_options),
+        ),
     )
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [

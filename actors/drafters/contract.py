@@ -87,6 +87,7 @@ class Drafter(ABC, Generic[Asked]):
 
     name: str
     num_successors: int = 0  # predictions of each row that `remember` wants; 0: `remember` is not called
+    successors_option: str = ""  # the option that sets it, if one does
     # Limit of required nodes, which are computed whether they pay or not. All are granted or, in a round without room,
     # none (`DraftContext.max_required` is 0). `VerifiedRows.parents` says which were computed.
     most_required: int = 0

@@ -88,6 +88,8 @@ class NgramTableDrafter(CpuDrafter):
     """Chains of most frequent successors, from a table of the sequence alone or of everything in its namespace."""
 
     name = "ngram_table"
+    num_successors = 3
+    successors_option = "filler_top_k"
 
     def __init__(
         self,

@@ -154,6 +154,15 @@ def create_drafters(
     }
 
 
+def most_successors(names: Sequence[str], options: Mapping[str, Mapping[str, object]] = MappingProxyType({})) -> int:
+    """Predictions of each row that CPU drafters among expanded names learn from, told without making them. options: as
+    for `create_drafters`."""
+    checked = check_options(names, options)
+    classes = {name: _drafter_class(name) for name in names if name in CPU_DRAFTER_NAMES}
+    wanted = [checked.get(name, {}).get(kind.successors_option, kind.num_successors) for name, kind in classes.items()]
+    return max([count for count in wanted if isinstance(count, int)], default=0)
+
+
 def check_options(
     names: Sequence[str], options: Mapping[str, Mapping[str, object]], field: str = FIELD
 ) -> dict[str, dict[str, object]]:

@@ -51,6 +51,8 @@ class SoftNgramDrafter(CpuDrafter):
     """Best-first trees from a mixture of the successors of the last 0 to `order` tokens."""
 
     name = "soft_ngram"
+    num_successors = MAX_SUCCESSORS
+    successors_option = "successors"
 
     def __init__(
         self,

@@ -103,6 +103,11 @@ class ModelRunner:
         return self._launches
 
     @property
+    def records_launches(self) -> bool:
+        """Whether rounds of a shape that came before are replayed. FlashInfer plans on the host."""
+        return self._launches is not None and self._flashinfer is None
+
+    @property
     def num_outputs(self) -> int:
         """Columns of the logits."""
         return int(self.model.get_output_embeddings().out_features)
@@ -201,9 +206,9 @@ class ModelRunner:
     ) -> Result:
         """What `launch` returns, which computes the inputs. key: all else that its launches depend on. The tensors hold
         until the next call. may_record: False where few rounds have the same key, as with parts of prompts."""
-        # FlashInfer plans on the host, and the shapes of prompt chunks are no part of a key.
         self.launched_new = False
-        if self._launches is None or not may_record or self._flashinfer is not None or inputs.chunks is not None:
+        # The shapes of prompt chunks are no part of a key.
+        if self._launches is None or not (self.records_launches and may_record) or inputs.chunks is not None:
             return launch()
         tap = self.tap if self.tap is not None and self.tap.is_open else None
 

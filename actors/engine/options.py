@@ -15,6 +15,7 @@ class RoundLimits:
     sequences: int = 16
     draft_rows: int = 64
     tree_rows: int = 16  # draft rows of one sequence, without those that a drafter requires
+    successors: int = 0  # likeliest next tokens of each row that drafters learn from
 
 
 @dataclass(frozen=True, slots=True)

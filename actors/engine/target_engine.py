@@ -98,7 +98,7 @@ class TargetEngine:
 
     @property
     def records_launches(self) -> bool:
-        return isinstance(self._runner, ModelRunner) and self._runner.launches is not None
+        return isinstance(self._runner, ModelRunner) and self._runner.records_launches
 
     @property
     def has_head(self) -> bool:

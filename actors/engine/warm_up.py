@@ -25,7 +25,7 @@ _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve 
 # Uses every step of sampling: kernels are compiled when the first row needs them.
 _SAMPLING = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9, presence_penalty=0.5)
 _MOST_RECORDED_AHEAD = MOST_RECORDED * 3 // 4  # the rest is for other rounds
-_PROFILE_RUNS = 4  # the fastest counts: the first of a shape compiles and allocates, the third may record launches
+_PROFILE_RUNS = 4  # the fastest counts: the first of a shape compiles and allocates, the second may record launches
 
 
 def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
@@ -76,16 +76,19 @@ def record_rounds(engine: TargetEngine, limits: RoundLimits, longest: int) -> in
             for index in range(sequences)
         ]
         for _ in range(2):  # the second is recorded
-            engine.verify(VerifyBatch(0, items))
+            engine.verify(VerifyBatch(0, items, num_successors=limits.successors))
             engine.verify(VerifyBatch(0, [], [item.delta.seq_id for item in items]))
     return len(shapes)
 
 
 def recordable_shapes(limits: RoundLimits) -> list[tuple[int, int]]:
     """(sequences, rows) of decoding rounds, each standing for all that are padded to the same numbers."""
+    tiers = {power_tier(count) for count in range(1, limits.sequences + 1)}
+    # The fewest of a tier have rounds of fewer rows than the most.
+    counts = {min(count, limits.sequences) for tier in tiers for count in (tier // 2 + 1, tier)}
     shapes = {
         (power_tier(sequences), row_tier(rows)): (sequences, rows)
-        for sequences in sorted({min(power_tier(count), limits.sequences) for count in range(1, limits.sequences + 1)})
+        for sequences in sorted(counts)
         for rows in range(sequences, sequences + min(limits.draft_rows, sequences * limits.tree_rows) + 1)
     }
     return list(shapes.values())[:_MOST_RECORDED_AHEAD]
@@ -111,7 +114,7 @@ def run_largest_round(engine: TargetEngine, limits: RoundLimits, longest: int) -
         begin = SequenceStart(_SAMPLING, 1, "warm-up")
         delta = SequenceDelta(len(items) + 1, 0, np.ones(1, dtype=np.int32))
         items.append(VerifyItem(delta, 1, _tree(engine, min(nodes, engine.vocab_size)), begin))
-    rows = engine.verify(VerifyBatch(0, items)).rows
+    rows = engine.verify(VerifyBatch(0, items, num_successors=limits.successors)).rows
     engine.verify(VerifyBatch(0, [], [item.delta.seq_id for item in items]))
     return rows
 

@@ -44,8 +44,8 @@ def codes_of_int4(weight: Tensor) -> Tensor:
 
 
 def widened_int4(weight: Tensor, scales_and_offsets: Tensor) -> Tensor:
-    """float32 [out_features, in_features]. weight: see `codes_of_int4`; scales_and_offsets: float16 [groups,
-    out_features, 2]."""
+    """float32 [out_features, in_features]. weight: see `codes_of_int4`; scales_and_offsets: of any floating dtype,
+    [groups, out_features, 2]."""
     scales, offsets = scales_and_offsets.float().transpose(0, 1).split(1, dim=2)
     return (codes_of_int4(weight) * scales + offsets).view(len(weight), -1)
 
@@ -56,7 +56,10 @@ def _weight_product(inputs: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
         from actors.models.weight_kernels import launch_product  # Triton is not installed everywhere
 
         return launch_product(inputs, weight, scales, GROUP if is_int4 else 0)
-    wide = widened_int4(weight, scales).to(inputs.dtype) if is_int4 else widened_int8(weight, scales, inputs.dtype)
+    if is_int4:  # whose kernel rounds scales and offsets to the inputs' dtype, too: the same weights for any rows
+        wide = widened_int4(weight, scales.to(inputs.dtype)).to(inputs.dtype)
+    else:
+        wide = widened_int8(weight, scales, inputs.dtype)
     return torch.nn.functional.linear(inputs, wide)
 
 

@@ -13,6 +13,7 @@ from actors.drafters.registry import (
     create_drafter,
     create_drafters,
     expand_drafters,
+    most_successors,
 )
 from actors.errors import InvalidRequest, ModelError
 
@@ -55,6 +56,18 @@ def test_all_cpu_drafters_of_a_list_are_created_and_corpora_are_for_retrieval() 
         create_drafters(("retrieval",), corpora=["/no/such/corpus"])
     with pytest.raises(InvalidRequest, match="drafters must include retrieval to use it"):
         create_drafters(("suffix",), corpora=["/no/such/corpus"])
+
+
+def test_predictions_that_drafters_learn_from_are_told_without_making_them() -> None:
+    for name in CPU_DRAFTER_NAMES:
+        assert most_successors((name,)) == create_drafter(name).num_successors
+    assert most_successors((*expand_drafters(("auto",)), "eagle")) == 8
+    options = {"soft_ngram": {"successors": "2"}, "ngram_table": {"filler_top_k": 5}}
+    for name, given in options.items():
+        made = create_drafters((name,), options={name: given})
+        assert most_successors((name,), {name: given}) == made[name].num_successors
+    assert most_successors(tuple(options), options) == 5
+    assert most_successors(()) == 0
 
 
 def test_options_are_the_drafters_own_and_text_becomes_what_they_are() -> None:

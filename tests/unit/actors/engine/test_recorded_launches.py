@@ -128,8 +128,8 @@ def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
 
 
 @pytest.mark.usefixtures("torch_kernels")
-def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device):
-    limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=6)
+def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device, monkeypatch):
+    limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=6, successors=2)
     engine = recordable_engine("triton_tree", triton_device)
     assert record_rounds(engine, limits, 64) == 0
     engine._runner._launches = RecordedLaunches(OpGraphs())
@@ -144,11 +144,15 @@ def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device):
             )
             for seq_id in seq_ids
         ]
-        told = [engine.verify(VerifyBatch(0, items, seq_ids)).is_new_shape for _ in range(3)]
+        batch = VerifyBatch(0, items, seq_ids, num_successors=2)
+        told = [engine.verify(batch).is_new_shape for _ in range(3)]
         engine.verify(VerifyBatch(0, [], seq_ids))
         return told
 
     assert are_new([1, 2]) == [True, True, False]
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._runner, "_flashinfer", object())
+        assert record_rounds(engine, limits, 64) == 0
     # One sequence: 1, 2, 4 and 8 rows. Two: 2, 4 and 8. Three, padded to four: 4, 8 and 12.
     assert record_rounds(engine, limits, 64) == len(recordable_shapes(limits)) == 10
     assert engine.num_sequences == 0

@@ -28,6 +28,7 @@ from actors.models.quantization import (
     quantize_linears,
 )
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from actors.models.weight_products import codes_of_int4, widened_int4
 from paceline_testing.tiny_models import save_tiny_model
 
 CPU = torch.device("cpu")
@@ -154,6 +155,15 @@ def test_in_the_kernel_of_gpus_the_bits_of_a_row_do_not_depend_on_its_company(tr
     together = layer(given)
     for first, last in ((0, 33), (3, 67), (20, 149)):  # in tiles of 64 rows
         assert torch.equal(layer(given[:, first:last]), together[:, first:last])
+
+
+def test_int4_weights_are_the_same_for_any_number_of_rows():
+    """A kernel that computes in bfloat16 has scales and offsets in it."""
+    layer = Int4Linear(linear(320, 48, bias=False), CPU, has_kernel=True)
+    scales, offsets = layer.scales_and_offsets.bfloat16().float().transpose(0, 1).split(1, dim=2)
+    weight = (codes_of_int4(layer.weight) * scales + offsets).bfloat16().view(48, 320)
+    assert torch.equal(layer(torch.eye(320, dtype=torch.bfloat16)), weight.T)  # too many rows for the kernel
+    assert not torch.equal(widened_int4(layer.weight, layer.scales_and_offsets).bfloat16(), weight)
 
 
 @pytest.mark.parametrize("group", [0, 32])

@@ -5,6 +5,7 @@ import pytest
 
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
+from actors.engine.row_tiers import power_tier, row_tier
 from actors.engine.warm_up import recordable_shapes
 from cluster.config import MOST_DRAFT_ROWS, RouterConfig, SpeculationConfig
 from cluster.router.draft_budget import USUAL_DRAFT_ROWS, draft_rows, most_draft_rows
@@ -54,6 +55,13 @@ def test_all_shapes_of_rounds_are_recorded_ahead():
     """No shape is left out, and none is of a round that there cannot be: one sequence with the drafts of all."""
     limits = round_limits(RouterConfig(max_running=32), SpeculationConfig())
     shapes = recordable_shapes(limits)
+    padded = {(power_tier(sequences), row_tier(rows)) for sequences, rows in shapes}
+    assert len(padded) == len(shapes)
+    assert padded == {
+        (power_tier(sequences), row_tier(sequences + drafts))
+        for sequences in range(1, 33)
+        for drafts in range(min(16 * sequences, MOST_DRAFT_ROWS) + 1)
+    }
     assert max(rows for _, rows in shapes) == 32 + MOST_DRAFT_ROWS
     assert max(rows for sequences, rows in shapes if sequences == 1) == 17
 

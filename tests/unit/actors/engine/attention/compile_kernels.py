@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 
 from actors.engine.attention import tree_kernels
 from actors.engine.attention.exact_kernel import attend_row_kernel, row_constants
-from actors.engine.attention.triton_tree import attend_constants, combine_constants
+from actors.engine.attention.triton_tree import _LARGE_SHARED, attend_constants, combine_constants
 from actors.models.weight_kernels import int4_kernel, int8_kernel, launch_options, product_constants
 
 NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -89,6 +89,9 @@ def main() -> None:
         attend(90, torch.bfloat16, **deepseek),
         attend(90, torch.bfloat16, **llama),
         attend(80, torch.bfloat16, **everything),
+        # The largest tile
+        attend(80, torch.bfloat16, **llama | {"rows_per_sequence": 8, "keys": 2048, "has_large_shared": True})
+        | {"limit": _LARGE_SHARED},
         compiled(
             tree_kernels.combine_kernel,
             80,
