@@ -50,9 +50,9 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     return profile[::-1]
 
 
-def record_rounds(engine: TargetEngine, limits: RoundLimits, longest: int) -> int:
+def record_rounds(engine: TargetEngine, limits: RoundLimits) -> int:
     """Have the launches of rounds that only decode recorded, where an engine records any: else each would take longer
-    when it first comes. Returns their number. longest: tokens of a sequence.
+    when it first comes. Returns their number.
 
     All numbers of sequences and rows come up to the limits, fewest sequences first, in the shortest tier of contexts,
     without penalties or top-p. To be called on all ranks of a group at once. The engine holds no sequence before or
@@ -60,8 +60,6 @@ def record_rounds(engine: TargetEngine, limits: RoundLimits, longest: int) -> in
     """
     if not engine.records_launches:
         return 0
-    if largest_round_slots(limits, longest, engine.options.block_size) <= engine.options.num_slots:
-        run_largest_round(engine, limits, longest)  # so that no buffer is replaced later
     shapes = recordable_shapes(limits)
     for sequences, rows in reversed(shapes):  # recorded launches share memory, and smaller ones fit into larger ones
         each, rest = divmod(rows - sequences, sequences)

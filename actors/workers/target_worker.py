@@ -71,7 +71,7 @@ class TargetWorker:
             self._settings.source, options, rank=self._rank, limits=self._settings.limits
         )
         self._step_times = warm_up(self._engine)
-        record_rounds(self._engine, self._settings.limits, self._longest)
+        record_rounds(self._engine, self._settings.limits)
         if options.tensor_parallel > 1:
             begin_rounds()
 
@@ -109,12 +109,13 @@ class TargetWorker:
 
     def _info(self) -> WorkerInfo:
         assert self._engine is not None
-        options = self._engine.options
+        settings, options = self._settings, self._engine.options
+        longest = settings.options.max_model_len or length_limits(load_config(settings.source))[0]
         return WorkerInfo(
             role="target",
             incarnation=self._incarnation,
             vocab_size=self._engine.vocab_size,
-            max_model_len=min(self._longest, options.num_slots),
+            max_model_len=min(longest, options.num_slots),
             block_size=options.block_size,
             total_blocks=options.num_blocks,
             step_times=self._step_times,
@@ -122,12 +123,6 @@ class TargetWorker:
             row_steps=self._engine.row_steps,
             chain_only=self._engine.chain_only,
         )
-
-    @property
-    def _longest(self) -> int:
-        """Tokens of a sequence."""
-        settings = self._settings
-        return settings.options.max_model_len or length_limits(load_config(settings.source))[0]
 
     def _lead(self) -> None:
         assert self.loop is not None

@@ -19,12 +19,12 @@ def draft_rows(step_times: StepTimeCurve, given: int | None, most: int) -> int:
         return given
     rows = USUAL_DRAFT_ROWS
     seconds = step_times.seconds(rows)
-    while 2 * rows <= most:
+    while rows < most:
         doubled_s = step_times.seconds(2 * rows)
         if doubled_s > _WORTH_DOUBLING * seconds:
             break
         rows, seconds = 2 * rows, doubled_s
-    return rows
+    return min(rows, most)
 
 
 def most_draft_rows(router: RouterConfig, speculation: SpeculationConfig) -> int:

@@ -199,6 +199,6 @@ def serve(is_dry: bool, router_key: bytes, addresses: Any) -> None:
         row_steps=engine.row_steps,
     )  # fmt: skip
     largest = RouterConfig(max_running=setting.of(max(_COUNTS), 2))
-    record_rounds(engine, round_limits(largest, SpeculationConfig()), info.max_model_len)
+    record_rounds(engine, round_limits(largest, SpeculationConfig()))
     addresses.put((server.address, info, cycle, temperatures))
     WorkerLoop(engine, server, info).run()

@@ -131,7 +131,7 @@ def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
 def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device, monkeypatch):
     limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=6, successors=2)
     engine = recordable_engine("triton_tree", triton_device)
-    assert record_rounds(engine, limits, 64) == 0
+    assert record_rounds(engine, limits) == 0
     engine._runner._launches = RecordedLaunches(OpGraphs())
 
     def are_new(seq_ids):
@@ -152,9 +152,9 @@ def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device, mo
     assert are_new([1, 2]) == [True, True, False]
     with monkeypatch.context() as patched:
         patched.setattr(engine._runner, "_flashinfer", object())
-        assert record_rounds(engine, limits, 64) == 0
+        assert record_rounds(engine, limits) == 0
     # One sequence: 1, 2, 4 and 8 rows. Two: 2, 4 and 8. Three, padded to four: 4, 8 and 12.
-    assert record_rounds(engine, limits, 64) == len(recordable_shapes(limits)) == 10
+    assert record_rounds(engine, limits) == len(recordable_shapes(limits)) == 10
     assert engine.num_sequences == 0
     assert are_new([1]) == are_new([1, 2, 3]) == [False] * 3
 

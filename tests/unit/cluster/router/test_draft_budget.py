@@ -24,7 +24,7 @@ CPU = tuple((rows, 30e-3 + 4e-3 * rows) for rows in (1, 4, 16, 64))
     ("profile", "given", "most", "rows"),
     [
         (GPU, None, 256, 256),
-        (GPU, None, 100, USUAL_DRAFT_ROWS),
+        (GPU, None, 100, 100),
         (GPU, 40, 512, 40),
         ((*GPU, (128, 6.3e-3), (256, 8e-3), (512, 12e-3)), None, MOST_DRAFT_ROWS, MOST_DRAFT_ROWS),
         ((*GPU, (128, 6.3e-3), (256, 12e-3), (512, 24e-3)), None, MOST_DRAFT_ROWS, 128),
