@@ -156,6 +156,8 @@ def main() -> None:
     parser.add_argument("--vocabulary", action="store_true")
     arguments = parser.parse_args()
     if arguments.vocabulary:
+        if arguments.directory.exists():
+            parser.error(f"MODEL_DIR is {arguments.directory}, which exists; --vocabulary makes a new one")
         tokenizer = make_tokenizer()
         save_tiny_model(arguments.directory, "llama", layers=2, vocab_size=len(tokenizer), hidden_size=32)
         tokenizer.save_pretrained(arguments.directory)
