@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -206,6 +207,7 @@ def launch_product(inputs: Tensor, weight: Tensor, scales: Tensor, group: int) -
     return output
 
 
+@lru_cache
 def _shared_memory(device: torch.device) -> int:
     """Bytes that a program may have; none for the interpreter, which needs none."""
     if device.type != "cuda":
