@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
@@ -205,7 +204,10 @@ def test_a_grammar_that_gets_no_answer_is_refused_for_now_unless_it_has_taken_mu
     grammars.matcher('start: "a"')
     monkeypatch.setattr(checker, "_MOST_WAIT_S", 0.2)
     monkeypatch.setattr(checker, "_MUCH_S", much_s)
-    os.kill(grammars._vocabulary.checker._process.pid, signal.SIGSTOP)  # as on a machine with other work
+    process = psutil.Process(grammars._vocabulary.checker._process.pid)
+    process.suspend()  # as on a machine with other work
+    while process.status() != psutil.STATUS_STOPPED:  # a signal takes effect after it was sent
+        time.sleep(0.01)
     with pytest.raises(error, match=reason):
         grammars.matcher('start: "b"')
     monkeypatch.undo()
