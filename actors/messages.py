@@ -18,7 +18,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -337,6 +337,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, array_like=True, tag="info"):
     # Only a target: row counts that its forwards are padded to, ascending. Empty, or beyond the last: no padding.
     row_steps: list[int] = []
     chain_only: bool = False  # only a target: it verifies draft trees that are chains, and ignores others
+    has_prefix_cache: bool = True  # only a target
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

@@ -122,6 +122,7 @@ class TargetWorker:
             has_head=self._engine.has_head,
             row_steps=self._engine.row_steps,
             chain_only=self._engine.chain_only,
+            has_prefix_cache=self._engine.pool.prefix_cache,
         )
 
     def _lead(self) -> None:

@@ -46,6 +46,7 @@ from cluster.router.drafting import Drafting
 from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, sequences_in_turn
 from cluster.router.guarded_sink import GuardedSink, SharedLearning
 from cluster.router.head_drafting import HeadDrafting
+from cluster.router.load import AnswerCosts, router_load
 from cluster.router.open_requests import OpenRequests
 from cluster.router.prefill_budget import prefill_rows
 from cluster.router.proposals import Proposals
@@ -59,6 +60,7 @@ from cluster.router.teaching import Teaching
 from cluster.router.traffic import TrafficRecords
 from cluster.router.verdicts import Verdicts
 from cluster.router.worker_drafting import DraftShape, WorkerDrafting
+from cluster.routing.router_load import RouterLoad
 
 _ONE_POOL = MappingProxyType({FIRST_POOL: DraftShape()})
 _NOTHING_SHARED = SharedLearning()
@@ -135,6 +137,8 @@ class RouterCore:
         self._scheduler = Scheduler(config, target.block_size)
         self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
         self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
+        self._costs = AnswerCosts(self.counters)
+        self._has_prefix_cache = target.has_prefix_cache
         self.blocks = TargetBlocks(target.block_size, self._scheduler, self._requests)
         self._teaching = Teaching(self._drafting, self._scheduler, shared, target.vocab_size)
         self.ahead = SendingAhead(
@@ -223,6 +227,19 @@ class RouterCore:
         if self.num_running:
             used_share = max(used_share, self.blocks.used_share)
         return TargetDemand(self._scheduler.longest_wait_s(now), used_share)
+
+    def load(self) -> RouterLoad:
+        """Call it several times a second: it measures what requests cost between calls."""
+        num_running, num_places = self.num_running, self._config.max_running
+        self._costs.observe(self._requests.num_arrived - len(self._requests.by_id))
+        rows = prefill_rows(self.step_times, num_running, self._config.max_prefill_rows)
+        sequences = self._scheduler.sequences()
+        return router_load(sequences, num_running, num_places, self.step_times, self._costs, rows)
+
+    @property
+    def prefix_cache_tokens(self) -> int:
+        """That the target's prefix cache holds at most; 0: it has none, or has not answered yet."""
+        return self.blocks.num_tokens if self._has_prefix_cache else 0
 
     @property
     def pools(self) -> tuple[str, ...]:

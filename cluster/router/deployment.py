@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -15,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
-from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+from ray.util import get_node_ip_address
 
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import create_drafters, expand_drafters
@@ -42,11 +42,11 @@ from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
 from cluster.router.status import RouterStatus, router_status
 from cluster.router.worker_drafting import DraftShape
+from cluster.routing.announcer import Announcer
+from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
 from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
-
-READY = "ready"  # key of the statistics that routers report to Serve by `record_routing_stats`
 
 MAX_ONGOING_REQUESTS = 8192  # a backstop: the core's queue is the bound that clients meet
 _STATUS_CALLS = 32  # status calls that may wait beside requests while there is no replica
@@ -56,28 +56,7 @@ _STATS_PERIOD_S = 0.5  # between readiness reports to gateways, sent through Ser
 _DISMISSED_S = 3.0  # without a health check: Serve's controller has told this router to stop
 _LOOK_AGAIN_S = 0.05
 _EARLY_RETRY_S = 5.0
-
-
-class ReadyFirst(FIFOMixin, RequestRouter):
-    """Sends a request to the ready router with the fewest requests. Ray Serve makes one instance for each handle.
-
-    Readiness reports are up to seconds old: a router that is not ready refuses what still comes to it (see
-    `cluster.gateway.resume`). Where none is ready, any router gets the request and may say why it cannot serve.
-    """
-
-    def initialize_state(self) -> None:
-        """Called by Serve with the policy's arguments; there are none."""
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        """Replicas by rank: Serve takes the shortest queue of the first rank that has room."""
-        if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # where all are full, or this would spin
-        # Among equally short queues Serve takes the first.
-        mixed = random.sample(candidate_replicas, len(candidate_replicas))
-        ready = [replica for replica in mixed if replica.routing_stats.get(READY)]
-        return [ready, [replica for replica in mixed if not replica.routing_stats.get(READY)]]
+_ANNOUNCE_PERIOD_S = 0.25  # between announcements to gateways
 
 
 @dataclass(frozen=True)
@@ -113,7 +92,9 @@ class Router:
         self._directory: DirectoryHandle = find_directory(settings.directory_name)
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys)
+        self._announcer = Announcer(self._router_id, [keys.public], get_node_ip_address())
         self._driver: RouterDriver | None = None
+        self._incarnation: int | None = None  # of the target whose prefix cache is announced
         self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
         self._cache = open_shared_cache(
@@ -134,20 +115,39 @@ class Router:
         self._asked_at = time.monotonic()  # when Serve's controller last asked how this router is
         self._has_left = False
         self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
+        self._announcing = asyncio.create_task(self._announce())
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         request_id.set(request.caller_id)  # for all that is logged in this task
         self._check_group()
         logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
         chunks = (self._driver or await self._first_rounds()).generate(request)
-        num_tokens = 0
+        answer: list[int] = []
         try:
             async for chunk in chunks:
-                num_tokens += len(chunk.token_ids)
+                if not answer:
+                    self._note_computed(request, answer)
+                answer.extend(chunk.token_ids)
                 yield chunk
         finally:
             await chunks.aclose()
-            logger.info("%s left with %d tokens", request.request_id, num_tokens)
+            if answer:
+                self._note_computed(request, answer)
+            logger.info("%s left with %d tokens", request.request_id, len(answer))
+
+    def _note_computed(self, request: GenerationRequest, answer: list[int]) -> None:
+        tokens = np.concatenate([request.prompt_token_ids, np.array(answer, np.int32)])
+        self._announcer.use(tokens, request.prefix_namespace or request.namespace, request.namespace)
+
+    async def _announce(self) -> None:
+        while True:
+            try:
+                core = None if self._driver is None else self._driver.core
+                load = core.load() if core is not None and self._status().ready else None
+                self._announcer.announce(load, 0 if core is None else core.prefix_cache_tokens)
+            except Exception:
+                logger.exception("gateways do not hear how this router is")
+            await asyncio.sleep(_ANNOUNCE_PERIOD_S)
 
     def _check_group(self) -> None:
         if self._connections.is_standby:
@@ -169,16 +169,25 @@ class Router:
         return self._driver
 
     async def status(self) -> RouterStatus:
+        return self._status()
+
+    def _status(self) -> RouterStatus:
         return router_status(self._driver, self._connections, self._settings.build_progress)
 
     async def own_metrics(self) -> tuple[str, str]:
         """The router's id, and its metrics in Prometheus text format."""
         return self._router_id, self._metrics.text() if self._metrics is not None else ""
 
-    def record_routing_stats(self) -> dict[str, bool]:
-        """Readiness, as `ReadyFirst` reads it."""
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Readiness, and where gateways hear more: see `SoonestFirst`."""
         self._asked_at = time.monotonic()
-        return {READY: router_status(self._driver, self._connections, self._settings.build_progress).ready}
+        address = self._announcer.address
+        return {
+            READY: self._status().ready,
+            ROUTER_ID: self._router_id,
+            ENDPOINT: address.endpoint,
+            PUBLIC_KEY: address.server_public_key,
+        }
 
     async def check_health(self) -> None:
         self._asked_at = time.monotonic()
@@ -194,6 +203,8 @@ class Router:
             await self._driver.drain(_DRAIN_S)
             self._driver.close()
         self._task.cancel()
+        self._announcing.cancel()
+        self._announcer.close()
         self._connections.close()
         if self._cache is not None:
             await asyncio.to_thread(self._cache.close)
@@ -244,6 +255,9 @@ class Router:
         """Start rounds with the first target, and give the driver the present links."""
         if self._driver is None and self._connections.target is not None:
             self._driver = self._start_rounds(self._connections.target[0])
+        if self._connections.target is not None and self._connections.target[0].incarnation != self._incarnation:
+            self._incarnation = self._connections.target[0].incarnation
+            self._announcer.forget()
         if self._driver is not None:
             self._driver.follow(self._connections)
 
@@ -275,7 +289,9 @@ def router_application(settings: RouterSettings, *upstream: Any, replicas: int =
         name="Router",
         num_replicas=replicas,
         request_router_config=RequestRouterConfig(
-            request_router_class=ReadyFirst, request_routing_stats_period_s=_STATS_PERIOD_S
+            request_router_class=SoonestFirst,
+            request_router_kwargs={"directory_name": settings.directory_name},
+            request_routing_stats_period_s=_STATS_PERIOD_S,
         ),
         max_ongoing_requests=MAX_ONGOING_REQUESTS,
         # While there is no replica, as many requests wait as it would accept.

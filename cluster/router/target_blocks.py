@@ -28,6 +28,11 @@ class TargetBlocks:
     def used_share(self) -> float:
         return 1.0 - self.free / self.total if self.total else 0.0
 
+    @property
+    def num_tokens(self) -> int:
+        """That the target's KV cache holds."""
+        return self.total * self._block_size
+
     def handle_out_of_blocks(self, round: Round, starved: list[RoundEntry], now: float) -> None:
         """Starved sequences first go without drafts; if that is not enough, the youngest sequence is preempted.
 
@@ -47,7 +52,7 @@ class TargetBlocks:
         if len(running) > 1:
             self._requests.preempt_youngest()
             return
-        room = self.total * self._block_size
+        room = self.num_tokens
         if running and round.size.num_running == 1 and running[0].num_tokens > room:
             length = f"{running[0].num_tokens} tokens with its output"
             limit = f"the target's KV cache holds {room} tokens"

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -208,3 +209,23 @@ def test_the_second_group_goes_with_the_load_and_no_request_is_lost(two_groups):
     two_groups.stream_all(lambda: None)
     page = two_groups.page()
     assert value_of(page, "paceline_request_failure_total") == 0
+
+
+def test_conversations_come_back_to_the_router_that_has_their_prefix(two_groups):
+    """Four conversations take turns at two gateways, so that neither sees all of them: nearly all of each prompt that
+    can be is taken from the prefix cache. A router chosen by chance has it half of the time."""
+    assert scale("target", "--groups", "2").returncode == 0
+    wait_for(lambda: two_groups.num_groups() == 2, "the second group")
+    prompts = [f"{number} " + word * 60 for number, word in enumerate(("oak ", "elm ", "ash ", "fir "))]
+    cached = possible = 0
+    with httpx.Client(timeout=240) as client:
+        for turn in range(5):
+            for index, prompt in enumerate(prompts):
+                body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+                answer = client.post(f"{two_groups.url}/v1/completions", json=body).json()
+                if turn:
+                    cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                    possible += len(prompt) - 20
+                prompts[index] = prompt + answer["choices"][0]["text"] + " and on"
+            time.sleep(0.6)  # a person reads; routers tell more than once
+    assert cached > 0.9 * possible

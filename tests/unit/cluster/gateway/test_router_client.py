@@ -1,48 +1,18 @@
-"""A gateway before several routers: whom Serve's request router chooses (`ReadyFirst` of
-`cluster.router.deployment`), and what all of them say together."""
+"""A gateway before several routers: what all of them say together."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import PendingCallsLimitExceeded, RayActorError
-from ray.serve._private.request_router.common import RequestRoutingContext
 
 from actors.errors import RouterLost, Unavailable
 from cluster.gateway import router_client as asking
 from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
-from cluster.router.deployment import READY, ReadyFirst, Router
+from cluster.router.deployment import Router
 from cluster.router.status import RouterStatus
-
-
-class Replica:
-    def __init__(self, **stats: bool) -> None:
-        self.routing_stats = stats
-
-
-class Pending:
-    def __init__(self) -> None:
-        self.routing_context = RequestRoutingContext()
-
-
-async def test_those_that_are_ready_come_first_and_in_no_fixed_order():
-    ready = [Replica(**{READY: True}) for _ in range(3)]
-    others = [Replica(**{READY: False}), Replica()]  # one of them has not said anything yet
-    policy = ReadyFirst.__new__(ReadyFirst)
-    policy.initialize_state()
-    first = Counter[int]()
-    for _ in range(200):
-        pending = Pending()
-        ranks = await policy.choose_replicas([*others, *ready], pending)
-        assert [set(rank) for rank in ranks] == [set(ready), set(others)]
-        assert pending.routing_context.should_backoff
-        first[ready.index(ranks[0][0])] += 1
-    assert set(first) == {0, 1, 2}
-    assert await policy.choose_replicas(others) in ([[], others], [[], others[::-1]])
-    assert await policy.choose_replicas([]) == [[], []]
 
 
 def status(ready: bool, live: bool = True, detail: str = "", max_model_len: int | None = None) -> RouterStatus:

@@ -1,0 +1,97 @@
+"""What a gateway knows of each router, and whom it sends a request to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from actors.messages import GenerationRequest
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
+from cluster.routing.router_load import Coming, RouterLoad, expected_s
+from cluster.routing.router_news import RouterNews
+from cluster.routing.warm_blocks import WarmBlocks
+
+_STALE_S = 2.0  # without news: the router hangs, or cannot be heard
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPrompt:
+    num_tokens: int
+    blocks: Sequence[int]  # see `prefix_blocks`
+    namespace: int  # see `namespace_block`
+
+
+def routed_prompt(request: GenerationRequest) -> RoutedPrompt:
+    return RoutedPrompt(
+        len(request.prompt_token_ids),
+        prefix_blocks(request.prompt_token_ids, request.prefix_namespace or request.namespace),
+        namespace_block(request.namespace),
+    )
+
+
+@dataclass(slots=True)
+class _Known:
+    load: RouterLoad | None = None  # None: it takes no requests
+    heard_at: float = 0.0
+    num_gateways: int = 1
+    warm: WarmBlocks = field(default_factory=WarmBlocks)
+    coming: Coming = field(default_factory=Coming)
+
+    def num_cold(self, prompt: RoutedPrompt) -> int:
+        return prompt.num_tokens - BLOCK_TOKENS * self.warm.num_leading(prompt.blocks)
+
+
+class KnownRouters:
+    """By router id. Several gateways decide on the same news, so each takes it that the others have sent as much as it
+    has itself."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._routers: dict[str, _Known] = {}
+        self._rng = rng or random.Random()
+
+    def hear(self, news: RouterNews, now: float) -> None:
+        """Raises ValueError where the news cannot be read."""
+        blocks = news.block_hashes()
+        known = self._routers.setdefault(news.router_id, _Known())
+        known.load, known.heard_at, known.coming = news.load, now, Coming()
+        known.num_gateways = max(1, news.num_gateways)
+        known.warm.capacity = news.num_blocks
+        if news.is_whole:
+            known.warm.clear()
+        known.warm.use(blocks)
+
+    def forget_all_but(self, routers: Set[str]) -> None:
+        self._routers = {router_id: known for router_id, known in self._routers.items() if router_id in routers}
+
+    def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
+        """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest.
+
+        Those that have not been heard lately share a rank. It comes first for as many of the requests as is their share
+        of the routers, so that a router whose news is lost is used all the same. Routers that say that they take no
+        requests come last.
+        """
+        soonest, silent, closed = [], [], []
+        for router_id in self._rng.sample(routers, len(routers)):
+            known = self._routers.get(router_id)
+            if known is None or now - known.heard_at > _STALE_S:
+                silent.append(router_id)
+            elif known.load is None:
+                closed.append(router_id)
+            else:
+                knows_namespace = prompt.namespace in known.warm
+                seconds = expected_s(known.load, known.coming, known.num_cold(prompt), knows_namespace=knows_namespace)
+                soonest.append((seconds, router_id))
+        ranks = [[router_id] for _, router_id in sorted(soonest, key=lambda one: one[0])]
+        if silent:
+            is_their_turn = self._rng.random() * (len(silent) + len(ranks)) < len(silent)
+            ranks.insert(0 if is_their_turn else len(ranks), silent)
+        return [*ranks, closed] if closed else ranks
+
+    def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
+        """The request goes there: until that router says more, it has more to do, and will have the prompt."""
+        known = self._routers.get(router_id)
+        if known is not None:
+            known.coming.requests += known.num_gateways
+            known.coming.tokens += known.num_gateways * known.num_cold(prompt)
+            known.warm.use([*reversed(prompt.blocks), prompt.namespace])

@@ -1,0 +1,96 @@
+"""Serve's request router: sends a request to the router that is expected to answer it soonest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+
+from ray.exceptions import RayError
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from actors.links.keys import LinkAddress, LinkKeys
+from actors.messages import GenerationRequest
+from actors.workers.directory import find_directory
+from cluster.routing.known_routers import KnownRouters, routed_prompt
+from cluster.routing.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+# Keys of the statistics that routers report to Serve by `record_routing_stats`. They change seldom: Serve's controller
+# sends all of them to all gateways when one does.
+READY = "ready"
+ROUTER_ID = "router_id"
+ENDPOINT = "endpoint"
+PUBLIC_KEY = "public_key"
+
+_ASK_AGAIN_S = 5.0
+
+
+class SoonestFirst(RequestRouter):
+    """Ray Serve makes one instance for each handle.
+
+    Reports of `READY` are up to seconds old: a router that is not ready refuses what still comes to it (see
+    `cluster.gateway.resume`). Where none is ready, any router gets the request and may say why it cannot serve.
+    """
+
+    def initialize_state(self, directory_name: str) -> None:
+        """Called by Serve with the policy's arguments."""
+        self._directory_name = directory_name
+        self._known = KnownRouters()
+        self._listener: Listener | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._has_changed = True  # routers came or went, or said something new of themselves
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._has_changed = True
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Replicas by rank: Serve takes the shortest queue of the first rank that has room."""
+        if self._has_changed:
+            self._has_changed = not self._follow(candidate_replicas)
+        # Among equally short queues Serve takes the first.
+        mixed = random.sample(candidate_replicas, len(candidate_replicas))
+        ready = [replica for replica in mixed if replica.routing_stats.get(READY)]
+        others = [replica for replica in mixed if not replica.routing_stats.get(READY)]
+        if pending_request is None:
+            return [ready, others]
+        pending_request.routing_context.should_backoff = True  # where all are full, or this would spin
+        request = next(iter(pending_request.args), None)
+        if not isinstance(request, GenerationRequest):
+            return [ready, others]
+        by_id = {replica.routing_stats.get(ROUTER_ID, ""): replica for replica in ready}
+        prompt = routed_prompt(request)
+        ranks = self._known.ranks(list(by_id), prompt, time.monotonic())
+        if ranks and len(ranks[0]) == 1:
+            self._known.sent(ranks[0][0], prompt)
+        return [*([by_id[router_id] for router_id in rank] for rank in ranks), others]
+
+    def _follow(self, replicas: Sequence[RunningReplica]) -> bool:
+        """Listen to these routers. False: not yet."""
+        if self._listener is None:
+            self._asking = self._asking or asyncio.create_task(self._start_to_listen())
+            return False
+        announced = [stats for replica in replicas if (stats := replica.routing_stats).get(ENDPOINT)]
+        self._listener.follow(
+            {stats[ROUTER_ID]: LinkAddress(stats[ENDPOINT], stats[PUBLIC_KEY]) for stats in announced}
+        )
+        self._known.forget_all_but({stats[ROUTER_ID] for stats in announced})
+        return True
+
+    async def _start_to_listen(self) -> None:
+        """Get the key that routers admit. Until then, requests go to whoever has fewest."""
+        while self._listener is None:
+            try:
+                directory = await asyncio.to_thread(find_directory, self._directory_name)
+                async with asyncio.timeout(_ASK_AGAIN_S):
+                    keys: LinkKeys = await directory.client_keys.remote()
+                self._listener = Listener(keys, lambda news: self._known.hear(news, time.monotonic()))
+            except (RayError, ValueError, TimeoutError) as error:
+                logger.warning("the directory did not answer: %r", error)
+                await asyncio.sleep(_ASK_AGAIN_S)

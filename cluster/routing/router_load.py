@@ -1,0 +1,38 @@
+"""What a router says of its load, and the time that a request would take there."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RouterLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Measured by the router; a request costs as many rounds as the last ones did."""
+
+    num_running: int
+    num_waiting: int
+    num_places: int  # requests that may run at once
+    backlog_tokens: int  # prompt tokens of open requests that are not computed yet
+    token_s: float  # seconds that a prompt token takes
+    round_s: float  # seconds of a round with one sequence
+    sequence_s: float  # seconds that each further sequence adds to a round
+    answer_rounds: float  # rounds of an answer
+    # Accepted tokens a round from drafts out of the shared cache: what a router is without where the namespace is new.
+    cache_gain: float = 0.0
+
+
+class Coming(msgspec.Struct):
+    """What was sent to a router since it last said how it is."""
+
+    requests: float = 0.0
+    tokens: float = 0.0  # of their prompts, without those that are cached
+
+
+def expected_s(load: RouterLoad, coming: Coming, num_tokens: int, *, knows_namespace: bool) -> float:
+    """Seconds until a request with so many uncached prompt tokens is answered: it waits for a place, for the prompts
+    before it and for its own, and makes rounds that are longer the more sequences run beside it."""
+    ahead = load.num_running + load.num_waiting + coming.requests
+    round_s = load.round_s + load.sequence_s * min(ahead, load.num_places - 1)
+    answer_s = load.answer_rounds * round_s
+    queue_s = max(0.0, ahead + 1 - load.num_places) * answer_s / load.num_places
+    prompt_s = (load.backlog_tokens + coming.tokens + num_tokens) * load.token_s
+    return queue_s + prompt_s + answer_s * (1.0 if knows_namespace else 1.0 + load.cache_gain)

@@ -1,0 +1,26 @@
+"""What routers announce to gateways, several times a second."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from cluster.routing.router_load import RouterLoad
+
+
+class RouterNews(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    router_id: str
+    load: RouterLoad | None  # None: it takes no requests
+    num_gateways: int  # that listen
+    num_blocks: int  # that the target's memory holds; 0: it has no prefix cache
+    blocks: bytes  # little-endian uint64 hashes, used since the last news, in order of use
+    is_whole: bool  # `blocks` are all there are
+
+    def block_hashes(self) -> list[int]:
+        """Raises ValueError where the bytes are no hashes."""
+        hashes: list[int] = np.frombuffer(self.blocks, dtype="<u8").tolist()
+        return hashes
+
+
+def packed(blocks: list[int]) -> bytes:
+    return np.array(blocks, dtype="<u8").tobytes()

@@ -1,0 +1,144 @@
+"""Announcers and listeners over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+import pytest
+
+from actors.links.keys import LinkKeys
+from cluster.routing.announcer import Announcer
+from cluster.routing.listener import Listener
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
+from cluster.routing.router_load import RouterLoad
+from cluster.routing.router_news import RouterNews
+
+LOAD = RouterLoad(
+    num_running=1,
+    num_waiting=0,
+    num_places=4,
+    backlog_tokens=0,
+    token_s=0.001,
+    round_s=0.01,
+    sequence_s=0.001,
+    answer_rounds=50.0,
+)
+PROMPT = np.arange(3 * BLOCK_TOKENS, dtype=np.int32)
+BLOCKS = prefix_blocks(PROMPT, "shared")
+ROOM = 100 * BLOCK_TOKENS  # tokens
+
+
+class Heard:
+    """A gateway, which keeps all the news."""
+
+    def __init__(self, keys: LinkKeys) -> None:
+        self.news: list[RouterNews] = []
+        self.listener = Listener(keys, self.news.append)
+
+    async def wait(self, condition: Callable[[RouterNews], bool], announce: Callable[[], None]) -> RouterNews:
+        """The first news for which the condition is true."""
+        async with asyncio.timeout(20):
+            while not (found := [news for news in self.news if condition(news)]):
+                announce()
+                await asyncio.sleep(0.02)
+        return found[0]
+
+
+@pytest.fixture
+def keys() -> LinkKeys:
+    return LinkKeys.generate()
+
+
+@pytest.fixture
+async def routers(keys: LinkKeys) -> AsyncIterator[dict[str, Announcer]]:
+    made = {name: Announcer(name, [keys.public], "127.0.0.1") for name in ("a", "b")}
+    yield made
+    for announcer in made.values():
+        announcer.close()
+
+
+@pytest.fixture
+async def gateway(keys: LinkKeys) -> AsyncIterator[Heard]:
+    one = Heard(keys)
+    yield one
+    one.listener.close()
+
+
+async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gateway):
+    announcer = routers["a"]
+    announcer.announce(None, ROOM)
+    announcer.use(PROMPT[: 2 * BLOCK_TOKENS], "shared", "own")
+    gateway.listener.follow({name: one.address for name, one in routers.items()})
+
+    def announce() -> None:
+        for one in routers.values():
+            one.announce(LOAD, ROOM)
+
+    whole = await gateway.wait(lambda news: news.router_id == "a" and news.is_whole, announce)
+    assert whole.block_hashes() == [*reversed(BLOCKS[:2]), namespace_block("own")]
+    assert (whole.load, whole.num_gateways, whole.num_blocks) == (LOAD, 1, 100)
+    await gateway.wait(lambda news: news.router_id == "b", announce)
+    announcer.use(PROMPT, "shared", "own")
+    more = await gateway.wait(lambda news: news.router_id == "a" and not news.is_whole and bool(news.blocks), announce)
+    assert more.block_hashes() == [*reversed(BLOCKS), namespace_block("own")]
+
+
+async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_counted(routers, gateway, keys):
+    announcer = routers["a"]
+    announcer.announce(LOAD, ROOM)
+    announcer.use(PROMPT, "shared", "own")
+    addresses = {"a": announcer.address}
+    gateway.listener.follow(addresses)
+    await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
+    second = Heard(keys)
+    second.listener.follow(addresses)
+    whole = await second.wait(lambda news: news.is_whole, lambda: announcer.announce(LOAD, ROOM))
+    assert (whole.num_gateways, len(whole.block_hashes())) == (2, 4)
+    second.listener.close()
+    gateway.news.clear()
+    await gateway.wait(lambda news: news.num_gateways == 1, lambda: announcer.announce(LOAD, ROOM))
+
+
+async def test_a_router_that_is_not_followed_any_more_is_not_heard(routers, gateway):
+    addresses = {name: one.address for name, one in routers.items()}
+    gateway.listener.follow(addresses)
+
+    def announce() -> None:
+        for one in routers.values():
+            one.announce(LOAD, ROOM)
+
+    await gateway.wait(lambda news: news.router_id == "b", announce)
+    gateway.listener.follow({"a": addresses["a"]})
+    await asyncio.sleep(0.1)
+    gateway.news.clear()
+    for _ in range(10):
+        announce()
+        await asyncio.sleep(0.02)
+    assert {news.router_id for news in gateway.news} == {"a"}
+
+
+async def test_a_stranger_hears_nothing(routers, gateway):
+    announcer = routers["a"]
+    stranger = Heard(LinkKeys.generate())
+    for one in (gateway, stranger):
+        one.listener.follow({"a": announcer.address})
+    await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
+    for _ in range(10):
+        announcer.announce(LOAD, ROOM)
+        await asyncio.sleep(0.02)
+    assert stranger.news == []
+    stranger.listener.close()
+
+
+async def test_a_target_that_lost_its_memory_has_nothing_warm(routers, gateway):
+    announcer = routers["a"]
+    gateway.listener.follow({"a": announcer.address})
+    announcer.announce(LOAD, ROOM)
+    announcer.use(PROMPT, "shared", "own")
+    await gateway.wait(lambda news: len(news.block_hashes()) == 4, lambda: announcer.announce(LOAD, ROOM))
+    announcer.forget()
+    gateway.news.clear()
+    emptied = await gateway.wait(lambda news: news.is_whole, lambda: announcer.announce(LOAD, ROOM))
+    assert emptied.block_hashes() == []

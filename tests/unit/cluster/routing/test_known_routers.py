@@ -1,0 +1,132 @@
+"""Whom a gateway sends a request to, by what routers have said."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster.routing.known_routers import KnownRouters, RoutedPrompt
+from cluster.routing.prefix_blocks import BLOCK_TOKENS
+from cluster.routing.router_load import Coming, RouterLoad, expected_s
+from cluster.routing.router_news import RouterNews, packed
+
+NAMESPACE = 7
+IDLE = RouterLoad(
+    num_running=0,
+    num_waiting=0,
+    num_places=4,
+    backlog_tokens=0,
+    token_s=0.001,
+    round_s=0.01,
+    sequence_s=0.001,
+    answer_rounds=50.0,
+)
+
+
+def news(router_id: str, blocks: tuple[int, ...] = (), **fields: Any) -> RouterNews:
+    load = {key: fields.pop(key) for key in [*fields] if key in RouterLoad.__struct_fields__}
+    given: dict[str, Any] = {
+        "load": msgspec.structs.replace(IDLE, **load),
+        "num_gateways": 1,
+        "num_blocks": 100,
+        "is_whole": False,
+    }
+    return RouterNews(router_id=router_id, blocks=packed([*blocks, NAMESPACE]), **{**given, **fields})
+
+
+def known(*heard: RouterNews) -> KnownRouters:
+    routers = KnownRouters(random.Random(1))
+    for one in heard:
+        routers.hear(one, 0.0)
+    return routers
+
+
+def prompt(*blocks: int) -> RoutedPrompt:
+    return RoutedPrompt(BLOCK_TOKENS * len(blocks) + 5, blocks, NAMESPACE)
+
+
+def first(routers: KnownRouters, one: RoutedPrompt, now: float = 0.0) -> list[str]:
+    return routers.ranks(["a", "b", "c"], one, now)[0]
+
+
+def test_a_prompt_goes_where_most_of_it_is_known():
+    routers = known(news("a", (2, 1)), news("b", (3, 2, 1)), news("c", (3, 2)))  # c lacks the beginning
+    assert routers.ranks(["a", "b", "c"], prompt(1, 2, 3), 0.0) == [["b"], ["a"], ["c"]]
+
+
+def test_a_router_that_is_busy_for_longer_than_the_prompt_takes_is_left_alone():
+    warm_and_busy = news("a", (2, 1), backlog_tokens=1000)
+    assert first(known(warm_and_busy, news("b"), news("c", backlog_tokens=9)), prompt(1, 2)) == ["b"]
+    warm_and_full = news("a", (2, 1), num_running=4, num_waiting=1)
+    assert first(known(warm_and_full, news("b"), news("c", num_running=1)), prompt(1, 2)) == ["b"]
+    warm_with_company = news("a", (2, 1), num_running=2)
+    assert first(known(warm_with_company, news("b"), news("c")), prompt(1, 2)) == ["a"]
+
+
+def test_what_is_sent_counts_until_the_router_has_said_more():
+    routers = known(news("a"), news("b", num_running=2), news("c", num_running=2))
+    routers.sent("a", prompt(1))
+    assert first(routers, prompt(9)) != ["a"]
+    assert first(routers, prompt(1, 2)) == ["a"]  # it will have the beginning
+    routers.hear(news("a"), 0.0)
+    assert first(routers, prompt(9)) == ["a"]
+    assert first(routers, prompt(1, 2)) == ["a"]
+
+
+def test_each_of_several_gateways_takes_it_that_the_others_send_as_much():
+    alone, beside_others = (known(news("a", num_gateways=count), news("b", num_running=3)) for count in (1, 8))
+    for routers in (alone, beside_others):
+        routers.sent("a", prompt())
+    assert [routers.ranks(["a", "b"], prompt(), 0.0)[0] for routers in (alone, beside_others)] == [["a"], ["b"]]
+
+
+def test_equal_routers_take_turns_by_chance():
+    routers = known(news("a"), news("b"), news("c"))
+    chosen = Counter(first(routers, prompt(1))[0] for _ in range(300))
+    assert set(chosen) == {"a", "b", "c"}
+
+
+def test_a_router_that_is_not_heard_gets_its_share_and_one_that_is_closed_comes_last():
+    routers = known(news("a"), news("b", load=None))
+    ranks = [routers.ranks(["a", "b", "c"], prompt(1), 1.0) for _ in range(400)]
+    assert all(rank[-1] == ["b"] and len(rank) == 3 for rank in ranks)
+    assert 100 < sum(rank[0] == ["c"] for rank in ranks) < 300  # half of what the two get
+    late = [routers.ranks(["a", "c"], prompt(1), 9.0) for _ in range(5)]  # nobody is heard any more
+    assert all(sorted(rank) == ["a", "c"] for ranks in late for rank in ranks)
+
+
+def test_whole_news_replace_what_was_known_and_gone_routers_are_forgotten():
+    routers = known(news("a", (1,)), news("b"), news("a", (), is_whole=True, num_running=1), news("c", num_running=2))
+    assert first(routers, prompt(1)) == ["b"]
+    routers.forget_all_but({"a", "c"})
+    assert [rank for rank in routers.ranks(["a", "b", "c"], prompt(1), 0.0) if rank != ["b"]] == [["a"], ["c"]]
+
+
+def test_no_more_is_remembered_than_the_router_has_room_for():
+    routers = known(news("a", (3, 2, 1), num_blocks=3), news("b", num_running=1), news("c", num_running=1))
+    assert first(routers, prompt(1, 2, 3)) == ["a"]
+    assert len(routers._routers["a"].warm) == 3
+    without_cache = known(news("a", (3, 2, 1), num_blocks=0, num_running=1), news("b"), news("c"))
+    assert first(without_cache, prompt(1, 2, 3)) != ["a"]
+
+
+def test_news_that_is_damaged_is_refused():
+    with pytest.raises(ValueError, match="multiple of element size"):
+        known(msgspec.structs.replace(news("a"), blocks=b"123"))
+
+
+def test_a_new_namespace_costs_the_rounds_that_the_shared_cache_saves():
+    load = msgspec.structs.replace(IDLE, cache_gain=0.5)
+    warm, cold = (expected_s(load, Coming(), 10, knows_namespace=knows) for knows in (True, False))
+    assert cold - warm == pytest.approx(50 * 0.01 * 0.5)
+
+
+def test_the_queue_is_waited_for():
+    """All four places are taken and two wait: three answers end before it gets a place, four at a time."""
+    load = msgspec.structs.replace(IDLE, num_running=4, num_waiting=2)
+    answer_s = 50 * (0.01 + 3 * 0.001)
+    assert expected_s(load, Coming(), 10, knows_namespace=True) == pytest.approx(answer_s * (1 + 3 / 4) + 0.01)

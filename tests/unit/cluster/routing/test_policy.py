@@ -1,0 +1,125 @@
+"""Serve's request router, with replicas that say what routers say, and the announcers and the directory's key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.serve._private.request_router.common import RequestRoutingContext
+
+from actors.links.keys import LinkKeys
+from actors.messages import GenerationRequest, SamplingParams
+from cluster.routing import policy as policy_module
+from cluster.routing.announcer import Announcer
+from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
+from cluster.routing.prefix_blocks import BLOCK_TOKENS
+from cluster.routing.router_load import RouterLoad
+
+LOAD = RouterLoad(
+    num_running=0,
+    num_waiting=0,
+    num_places=4,
+    backlog_tokens=0,
+    token_s=0.001,
+    round_s=0.01,
+    sequence_s=0.001,
+    answer_rounds=50.0,
+)
+
+
+class Replica:
+    def __init__(self, announcer: Announcer | None = None, router_id: str = "", *, is_ready: bool = True) -> None:
+        self.routing_stats: dict[str, Any] = {READY: is_ready, ROUTER_ID: router_id}
+        if announcer is not None:
+            address = announcer.address
+            self.routing_stats |= {ENDPOINT: address.endpoint, PUBLIC_KEY: address.server_public_key}
+
+
+class Pending:
+    def __init__(self, *args: Any) -> None:
+        self.routing_context = RequestRoutingContext()
+        self.args = list(args)
+
+
+class Directory:
+    def __init__(self, keys: LinkKeys) -> None:
+        self.client_keys = self
+        self._keys = keys
+
+    async def remote(self) -> LinkKeys:
+        return self._keys
+
+
+def request(tokens: np.ndarray) -> GenerationRequest:
+    sampling = SamplingParams(seed=0, temperature=0.0)
+    return GenerationRequest(request_id="r", prompt_token_ids=tokens, sampling=sampling, max_new_tokens=1)
+
+
+@pytest.fixture
+def keys() -> LinkKeys:
+    return LinkKeys.generate()
+
+
+@pytest.fixture
+async def announcers(keys: LinkKeys) -> AsyncIterator[list[Announcer]]:
+    made = [Announcer(name, [keys.public], "127.0.0.1") for name in ("a", "b", "c")]
+    yield made
+    for announcer in made:
+        announcer.close()
+
+
+@pytest.fixture
+def policy(keys: LinkKeys, monkeypatch: pytest.MonkeyPatch) -> SoonestFirst:
+    monkeypatch.setattr(policy_module, "find_directory", lambda name: Directory(keys))
+    one = SoonestFirst.__new__(SoonestFirst)
+    one.initialize_state(directory_name="the directory")
+    return one
+
+
+async def test_as_long_as_nothing_is_known_those_that_are_ready_come_first_and_in_no_fixed_order(policy):
+    ready = [Replica(router_id=name) for name in "abc"]
+    others = [Replica(router_id="d", is_ready=False), Replica(is_ready=False)]
+    first = Counter[int]()
+    for _ in range(200):
+        pending = Pending(request(np.zeros(9, np.int32)))
+        ranks = await policy.choose_replicas([*others, *ready], pending)
+        assert [set(rank) for rank in ranks] == [set(ready), set(others)]
+        assert pending.routing_context.should_backoff
+        first[ready.index(ranks[0][0])] += 1
+    assert set(first) == {0, 1, 2}
+    assert [set(rank) for rank in await policy.choose_replicas([*others, *ready], Pending())] == [
+        set(ready),
+        set(others),
+    ]
+    assert await policy.choose_replicas(others) in ([[], others], [[], others[::-1]])
+    assert await policy.choose_replicas([]) == [[], []]
+
+
+async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announcers):
+    replicas = [Replica(announcer, name) for announcer, name in zip(announcers, "abc", strict=True)]
+    standby = Replica(router_id="d", is_ready=False)
+    prompt = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
+    announcers[1].announce(LOAD, 100 * BLOCK_TOKENS)
+    announcers[1].use(prompt, "", "")
+
+    async def ranks_of(tokens: np.ndarray) -> list[list[Replica]]:
+        found: Any = await policy.choose_replicas([*replicas, standby], Pending(request(tokens)))  # type: ignore[arg-type,list-item]
+        return found
+
+    async with asyncio.timeout(20):
+        while len(await ranks_of(prompt)) < 4:
+            for announcer in announcers:
+                announcer.announce(LOAD, 100 * BLOCK_TOKENS)
+            await asyncio.sleep(0.02)
+    longer = np.concatenate([prompt, prompt])
+    ranks = await ranks_of(longer)
+    assert ranks[0] == [replicas[1]]
+    assert ranks[-1] == [standby]
+    assert [len(rank) for rank in ranks] == [1, 1, 1, 1]
+    replicas[1].routing_stats[READY] = False  # it drains: the warmth is lost, and nothing else
+    assert [set(rank) for rank in await ranks_of(longer)][-1] == {replicas[1], standby}
+    policy._listener.close()  # type: ignore[union-attr]

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.routing.warm_blocks import WarmBlocks
+
+
+@given(st.integers(0, 6), st.lists(st.lists(st.integers(0, 9), max_size=5)))
+def test_it_holds_the_blocks_that_were_used_last(capacity, uses):
+    warm, model = WarmBlocks(capacity), OrderedDict[int, None]()
+    for blocks in uses:
+        warm.use(blocks)
+        for block in blocks:
+            model[block] = None
+            model.move_to_end(block)
+        while len(model) > capacity:
+            model.popitem(last=False)
+        assert list(warm) == list(model)
+        assert [block in warm for block in range(10)] == [block in model for block in range(10)]
+
+
+def test_a_prompt_is_known_up_to_its_first_unknown_block():
+    warm = WarmBlocks(9)
+    warm.use([3, 2, 1, 5])
+    assert [warm.num_leading(prompt) for prompt in ([], [1, 2, 3], [1, 2, 4, 5], [4, 1, 2])] == [0, 3, 2, 0]
+    warm.capacity = 3
+    warm.use([])
+    assert warm.num_leading([1, 2, 3]) == 2  # the end of a prompt goes before its beginning
+    warm.clear()
+    assert len(warm) == 0
