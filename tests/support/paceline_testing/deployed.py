@@ -54,6 +54,7 @@ def end_application() -> None:
 
 
 def scale(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`paceline scale` against the cluster of this machine."""
-    command = [sys.executable, "-m", "cluster.cli.main", "scale", *arguments]
+    """`paceline scale` against the cluster of this process; there may be others on this machine."""
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "cluster.cli.main", "scale", *arguments, "--address", address]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
