@@ -78,6 +78,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     grammar_field: str = "grammar"  # the caller's name of it, for errors
     num_logprobs: int = -1  # likeliest tokens whose log-probabilities it wants beside each token's; -1: none at all
     num_prompt_logprobs: int = -1  # the same for the tokens of the prompt, which is then computed without its cache
+    gateway: bytes = b""  # where its chunks go, beside Serve: see `cluster.routing.chunk_streams`; b"": nowhere
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -389,3 +390,15 @@ def decode_message(data: bytes) -> Message:
     """Raises msgspec.MsgspecError or ValueError for anything that is not a message of this protocol."""
     decoded: Message = _decoder.decode(data)
     return decoded
+
+
+_chunk_decoder = msgspec.msgpack.Decoder(list[TokenChunk], ext_hook=_decode_ext, dec_hook=_check_array)
+
+
+def encode_chunks(chunks: list[TokenChunk]) -> bytes:
+    return _encoder.encode(chunks)
+
+
+def decode_chunks(data: bytes) -> list[TokenChunk]:
+    """Raises msgspec.MsgspecError or ValueError for anything else."""
+    return _chunk_decoder.decode(data)

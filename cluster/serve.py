@@ -384,7 +384,13 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     router = router_application(settings, *upstream, replicas=config.target.most_groups)
     model = served_model(plan)
     return gateway_application(
-        router, str(plan.target.path), model, config.gateway, access=plan.access, observability=config.observability
+        router,
+        str(plan.target.path),
+        model,
+        config.gateway,
+        access=plan.access,
+        observability=config.observability,
+        directory_name=DIRECTORY,
     )
 
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
 _DEMAND_TIMEOUT_S = 2.0
+_KEYS_TIMEOUT_S = 5.0
 _KV_NAMESPACE = b"paceline"  # of Ray's own store
 
 Demand = TypeVar("Demand")
@@ -294,6 +295,15 @@ def find_directory(name: str) -> DirectoryHandle:
     """The existing directory of that name. Raises ValueError if there is none."""
     handle: DirectoryHandle = ray.get_actor(name, namespace=NAMESPACE)
     return handle
+
+
+async def read_client_keys(name: str) -> LinkKeys:
+    """The key pair of the clients of links. Raises ValueError if there is no directory of that name, TimeoutError or
+    Ray's error if it does not answer."""
+    directory = await asyncio.to_thread(find_directory, name)
+    async with asyncio.timeout(_KEYS_TIMEOUT_S):
+        keys: LinkKeys = await directory.client_keys.remote()
+    return keys
 
 
 class DemandReader(Generic[Demand]):

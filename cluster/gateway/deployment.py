@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from ray.serve.config import BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.logs import ObservabilityConfig, configure_logging
+from actors.workers.directory import read_client_keys
 from cluster.config import GatewayConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.door.front_door import FrontDoor
@@ -53,8 +55,10 @@ class Gateway(InferenceServicer):
         config: GatewayConfig,
         access: TenantAccess | None = None,
         observability: ObservabilityConfig | None = None,
+        directory_name: str | None = None,
     ) -> None:
-        """router: a deployment handle, for `RouterClient`. access None: no keys are required."""
+        """router: a deployment handle, for `RouterClient`. access None: no keys are required. directory_name: with the
+        keys of links; None: routers are reached through Serve alone."""
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = read_tokenizer(tokenizer_dir)
@@ -69,7 +73,8 @@ class Gateway(InferenceServicer):
             from cluster.gateway.observability.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
-        router_client = RouterClient(router)
+        client_keys = None if directory_name is None else partial(read_client_keys, directory_name)
+        router_client = RouterClient(router, client_keys=client_keys)
         service = GenerationService(
             router_client,
             tokenizer,
@@ -135,10 +140,12 @@ def gateway_application(
     config: GatewayConfig,
     access: TenantAccess | None = None,
     observability: ObservabilityConfig | None = None,
+    directory_name: str | None = None,
 ) -> serve.Application:
     """A Serve application of `config.replicas` gateways in front of `router` (a deployment handle or bound deployment).
 
     access: who may call; None: everybody. observability None: logging stays as configured in the process.
+    directory_name: see `Gateway`.
     """
     deployment = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
@@ -150,7 +157,15 @@ def gateway_application(
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
         ray_actor_options={"num_cpus": 0.1},
     )
-    return deployment.bind(router, tokenizer_dir, model, config, access=access, observability=observability)
+    return deployment.bind(
+        router,
+        tokenizer_dir,
+        model,
+        config,
+        access=access,
+        observability=observability,
+        directory_name=directory_name,
+    )
 
 
 def start_proxies(config: GatewayConfig, access: TenantAccess | None = None) -> None:

@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+import msgspec
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from actors.errors import Overloaded, PacelineError, RouterLost, Unavailable
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.messages import GenerationRequest, TokenChunk
 from cluster.gateway.errors import unwrap
 from cluster.gateway.observability.metrics import merged
 from cluster.router.status import RouterStatus
+from cluster.routing.chunk_streams import ChunkReceiver
+
+logger = logging.getLogger(__name__)
 
 _BACKPRESSURE_RETRY_S = 1.0
+_FORGOTTEN_S = 60.0  # without a status: the router is gone
 
 
 class RouterClient:
     """All routers as if they were one. Calls a Serve deployment with `generate` (an async generator), `status` and
-    `own_metrics`. Serve chooses one replica for `generate`; the others go to all."""
+    `own_metrics`. Serve chooses one replica for `generate`; the others go to all.
 
-    def __init__(self, handle: Any, status_timeout_s: float = 5.0) -> None:
+    Chunks come beside Serve from routers that the last `status` has told of: see `cluster.routing.chunk_streams`.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        status_timeout_s: float = 5.0,
+        client_keys: Callable[[], Awaitable[LinkKeys]] | None = None,
+    ) -> None:
+        """client_keys: of the cluster; None: all chunks come through Serve."""
+        self._client_keys = client_keys
+        self._receiver: ChunkReceiver | None = None
+        self._heard: dict[str, tuple[LinkAddress, float]] = {}  # routers by id, and when they last said how they are
         # Serve's gRPC transport carries twice as many chunks a second as a stream of Ray objects.
         self._generate = handle.options(stream=True, method_name="generate", _by_reference=False)
         self._handle = handle
@@ -35,12 +55,17 @@ class RouterClient:
 
         Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded.
         """
+        receiver = self._receiver
+        if receiver is not None:
+            request = msgspec.structs.replace(request, gateway=receiver.name)
         response = self._generate.remote(request)
         finished = False
         try:
-            async for chunk in response:
-                finished = chunk.finish_reason is not None
-                yield chunk
+            chunks = _all_of(response) if receiver is None else receiver.chunks(request.request_id, response)
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    finished = chunk.finish_reason is not None
+                    yield chunk
         except (Exception, asyncio.CancelledError) as error:
             raise _translated(error) from None
         finally:
@@ -51,7 +76,23 @@ class RouterClient:
     async def status(self) -> RouterStatus:
         """Raises Unavailable when no router answers."""
         # A standby router answers at once, while an active one may be busy with a round.
-        return status_of_all(await self._ask_all("status", lambda status: status.ready))
+        statuses = await self._ask_all("status", lambda status: status.ready)
+        await self._listen_to(statuses)
+        return status_of_all(statuses)
+
+    async def _listen_to(self, statuses: Sequence[RouterStatus]) -> None:
+        if self._client_keys is None:
+            return
+        now = time.monotonic()
+        self._heard |= {id: (address, now) for status in statuses if status.told_by for id, address in [status.told_by]}
+        # Who is busy is left out of the statuses now and then.
+        self._heard = {id: heard for id, heard in self._heard.items() if now - heard[1] < _FORGOTTEN_S}
+        try:
+            self._receiver = self._receiver or ChunkReceiver(await self._client_keys())
+        except Exception as error:
+            logger.warning("chunks come through Serve: %r", error)
+            return
+        self._receiver.follow({id: address for id, (address, _) in self._heard.items()})
 
     async def metrics_text(self) -> str:
         """The routers' metrics in Prometheus text format. Raises Unavailable when no router answers."""
@@ -67,6 +108,11 @@ class RouterClient:
         if not answers:
             raise RouterLost(f"no router answered within {self._status_timeout_s:g} s")
         return answers
+
+
+async def _all_of(response: AsyncIterable[TokenChunk]) -> AsyncGenerator[TokenChunk, None]:
+    async for chunk in response:
+        yield chunk
 
 
 def status_of_all(statuses: Sequence[RouterStatus]) -> RouterStatus:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import ray
 from ray import serve
@@ -43,7 +44,9 @@ from cluster.router.metrics import RouterMetrics
 from cluster.router.status import RouterStatus, router_status
 from cluster.router.worker_drafting import DraftShape
 from cluster.routing.announcer import Announcer
+from cluster.routing.chunk_streams import ChunkSender
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
+from cluster.routing.publisher import Publisher
 from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -92,7 +95,9 @@ class Router:
         self._directory: DirectoryHandle = find_directory(settings.directory_name)
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys)
-        self._announcer = Announcer(self._router_id, [keys.public], get_node_ip_address())
+        self._publisher = Publisher([keys.public], get_node_ip_address())
+        self._announcer = Announcer(self._router_id, self._publisher)
+        self._chunks = ChunkSender(self._publisher)
         self._driver: RouterDriver | None = None
         self._incarnation: int | None = None  # of the target whose prefix cache is announced
         self._num_early = 0  # requests that came before the first target
@@ -118,17 +123,22 @@ class Router:
         self._announcing = asyncio.create_task(self._announce())
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        """The chunks that do not go to the gateway beside Serve; the last one is always among them."""
         request_id.set(request.caller_id)  # for all that is logged in this task
         self._check_group()
         logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
         chunks = (self._driver or await self._first_rounds()).generate(request)
         answer: list[int] = []
+        self._announcer.meet()
         try:
             async for chunk in chunks:
                 if not answer:
                     self._note_computed(request, answer)
                 answer.extend(chunk.token_ids)
-                yield chunk
+                if chunk.finish_reason is None and self._chunks.reaches(request.gateway):
+                    self._chunks.send(request.gateway, chunk)
+                else:
+                    yield chunk
         finally:
             await chunks.aclose()
             if answer:
@@ -172,7 +182,8 @@ class Router:
         return self._status()
 
     def _status(self) -> RouterStatus:
-        return router_status(self._driver, self._connections, self._settings.build_progress)
+        status = router_status(self._driver, self._connections, self._settings.build_progress)
+        return msgspec.structs.replace(status, told_by=(self._router_id, self._publisher.address))
 
     async def own_metrics(self) -> tuple[str, str]:
         """The router's id, and its metrics in Prometheus text format."""
@@ -181,7 +192,7 @@ class Router:
     def record_routing_stats(self) -> dict[str, Any]:
         """Readiness, and where gateways hear more: see `SoonestFirst`."""
         self._asked_at = time.monotonic()
-        address = self._announcer.address
+        address = self._publisher.address
         return {
             READY: self._status().ready,
             ROUTER_ID: self._router_id,
@@ -204,7 +215,7 @@ class Router:
             self._driver.close()
         self._task.cancel()
         self._announcing.cancel()
-        self._announcer.close()
+        self._publisher.close()
         self._connections.close()
         if self._cache is not None:
             await asyncio.to_thread(self._cache.close)

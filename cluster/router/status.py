@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from actors.links.keys import LinkAddress
 from actors.pool_names import FIRST_POOL
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
     live: bool  # false: only a restart helps
     detail: str = ""  # for people
     max_model_len: int | None = None  # tokens, prompt and answer together; None: not known yet
+    told_by: tuple[str, LinkAddress] | None = None  # the router's id, and where gateways hear it
 
 
 def router_status(

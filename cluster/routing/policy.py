@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from ray.exceptions import RayError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from actors.links.keys import LinkAddress, LinkKeys
+from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
-from actors.workers.directory import find_directory
+from actors.workers.directory import read_client_keys
 from cluster.routing.known_routers import KnownRouters, routed_prompt
-from cluster.routing.listener import Listener
+from cluster.routing.router_news import NEWS, decode_news
+from cluster.routing.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class SoonestFirst(RequestRouter):
         """Called by Serve with the policy's arguments."""
         self._directory_name = directory_name
         self._known = KnownRouters()
-        self._listener: Listener | None = None
+        self._listener: Subscriber | None = None
         self._asking: asyncio.Task[None] | None = None
         self._has_changed = True  # routers came or went, or said something new of themselves
 
@@ -87,10 +88,10 @@ class SoonestFirst(RequestRouter):
         """Get the key that routers admit. Until then, requests go to whoever has fewest."""
         while self._listener is None:
             try:
-                directory = await asyncio.to_thread(find_directory, self._directory_name)
-                async with asyncio.timeout(_ASK_AGAIN_S):
-                    keys: LinkKeys = await directory.client_keys.remote()
-                self._listener = Listener(keys, lambda news: self._known.hear(news, time.monotonic()))
+                keys = await read_client_keys(self._directory_name)
+                self._listener = Subscriber(
+                    keys, NEWS, lambda data: self._known.hear(decode_news(data), time.monotonic())
+                )
             except (RayError, ValueError, TimeoutError) as error:
                 logger.warning("the directory did not answer: %r", error)
                 await asyncio.sleep(_ASK_AGAIN_S)

@@ -7,6 +7,8 @@ import numpy as np
 
 from cluster.routing.router_load import RouterLoad
 
+NEWS = b"news"  # the topic
+
 
 class RouterNews(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     router_id: str
@@ -20,6 +22,14 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Raises ValueError where the bytes are no hashes."""
         hashes: list[int] = np.frombuffer(self.blocks, dtype="<u8").tolist()
         return hashes
+
+
+_decoder = msgspec.msgpack.Decoder(RouterNews)
+
+
+def decode_news(data: bytes) -> RouterNews:
+    """Raises MsgspecError."""
+    return _decoder.decode(data)
 
 
 def packed(blocks: list[int]) -> bytes:

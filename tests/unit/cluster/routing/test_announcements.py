@@ -10,10 +10,11 @@ import pytest
 
 from actors.links.keys import LinkKeys
 from cluster.routing.announcer import Announcer
-from cluster.routing.listener import Listener
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
+from cluster.routing.publisher import Publisher
 from cluster.routing.router_load import RouterLoad
-from cluster.routing.router_news import RouterNews
+from cluster.routing.router_news import NEWS, RouterNews, decode_news
+from cluster.routing.subscriber import Subscriber
 
 LOAD = RouterLoad(
     num_running=1,
@@ -35,7 +36,7 @@ class Heard:
 
     def __init__(self, keys: LinkKeys) -> None:
         self.news: list[RouterNews] = []
-        self.listener = Listener(keys, self.news.append)
+        self.listener = Subscriber(keys, NEWS, lambda data: self.news.append(decode_news(data)))
 
     async def wait(self, condition: Callable[[RouterNews], bool], announce: Callable[[], None]) -> RouterNews:
         """The first news for which the condition is true."""
@@ -53,10 +54,10 @@ def keys() -> LinkKeys:
 
 @pytest.fixture
 async def routers(keys: LinkKeys) -> AsyncIterator[dict[str, Announcer]]:
-    made = {name: Announcer(name, [keys.public], "127.0.0.1") for name in ("a", "b")}
-    yield made
-    for announcer in made.values():
-        announcer.close()
+    made = {name: Publisher([keys.public], "127.0.0.1") for name in ("a", "b")}
+    yield {name: Announcer(name, publisher) for name, publisher in made.items()}
+    for publisher in made.values():
+        publisher.close()
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gatew
     announcer = routers["a"]
     announcer.announce(None, ROOM)
     announcer.use(PROMPT[: 2 * BLOCK_TOKENS], "shared", "own")
-    gateway.listener.follow({name: one.address for name, one in routers.items()})
+    gateway.listener.follow({name: one._publisher.address for name, one in routers.items()})
 
     def announce() -> None:
         for one in routers.values():
@@ -89,7 +90,7 @@ async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_cou
     announcer = routers["a"]
     announcer.announce(LOAD, ROOM)
     announcer.use(PROMPT, "shared", "own")
-    addresses = {"a": announcer.address}
+    addresses = {"a": announcer._publisher.address}
     gateway.listener.follow(addresses)
     await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
     second = Heard(keys)
@@ -102,7 +103,7 @@ async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_cou
 
 
 async def test_a_router_that_is_not_followed_any_more_is_not_heard(routers, gateway):
-    addresses = {name: one.address for name, one in routers.items()}
+    addresses = {name: one._publisher.address for name, one in routers.items()}
     gateway.listener.follow(addresses)
 
     def announce() -> None:
@@ -123,7 +124,7 @@ async def test_a_stranger_hears_nothing(routers, gateway):
     announcer = routers["a"]
     stranger = Heard(LinkKeys.generate())
     for one in (gateway, stranger):
-        one.listener.follow({"a": announcer.address})
+        one.listener.follow({"a": announcer._publisher.address})
     await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
     for _ in range(10):
         announcer.announce(LOAD, ROOM)
@@ -134,7 +135,7 @@ async def test_a_stranger_hears_nothing(routers, gateway):
 
 async def test_a_target_that_lost_its_memory_has_nothing_warm(routers, gateway):
     announcer = routers["a"]
-    gateway.listener.follow({"a": announcer.address})
+    gateway.listener.follow({"a": announcer._publisher.address})
     announcer.announce(LOAD, ROOM)
     announcer.use(PROMPT, "shared", "own")
     await gateway.wait(lambda news: len(news.block_hashes()) == 4, lambda: announcer.announce(LOAD, ROOM))

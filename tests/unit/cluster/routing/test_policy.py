@@ -17,6 +17,7 @@ from cluster.routing import policy as policy_module
 from cluster.routing.announcer import Announcer
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
+from cluster.routing.publisher import Publisher
 from cluster.routing.router_load import RouterLoad
 
 LOAD = RouterLoad(
@@ -35,7 +36,7 @@ class Replica:
     def __init__(self, announcer: Announcer | None = None, router_id: str = "", *, is_ready: bool = True) -> None:
         self.routing_stats: dict[str, Any] = {READY: is_ready, ROUTER_ID: router_id}
         if announcer is not None:
-            address = announcer.address
+            address = announcer._publisher.address
             self.routing_stats |= {ENDPOINT: address.endpoint, PUBLIC_KEY: address.server_public_key}
 
 
@@ -43,15 +44,6 @@ class Pending:
     def __init__(self, *args: Any) -> None:
         self.routing_context = RequestRoutingContext()
         self.args = list(args)
-
-
-class Directory:
-    def __init__(self, keys: LinkKeys) -> None:
-        self.client_keys = self
-        self._keys = keys
-
-    async def remote(self) -> LinkKeys:
-        return self._keys
 
 
 def request(tokens: np.ndarray) -> GenerationRequest:
@@ -66,15 +58,18 @@ def keys() -> LinkKeys:
 
 @pytest.fixture
 async def announcers(keys: LinkKeys) -> AsyncIterator[list[Announcer]]:
-    made = [Announcer(name, [keys.public], "127.0.0.1") for name in ("a", "b", "c")]
-    yield made
-    for announcer in made:
-        announcer.close()
+    made = [Publisher([keys.public], "127.0.0.1") for _ in "abc"]
+    yield [Announcer(name, publisher) for name, publisher in zip("abc", made, strict=True)]
+    for publisher in made:
+        publisher.close()
 
 
 @pytest.fixture
 def policy(keys: LinkKeys, monkeypatch: pytest.MonkeyPatch) -> SoonestFirst:
-    monkeypatch.setattr(policy_module, "find_directory", lambda name: Directory(keys))
+    async def read_client_keys(name: str) -> LinkKeys:
+        return keys
+
+    monkeypatch.setattr(policy_module, "read_client_keys", read_client_keys)
     one = SoonestFirst.__new__(SoonestFirst)
     one.initialize_state(directory_name="the directory")
     return one

@@ -1,4 +1,4 @@
-"""The gateway's end: hears what routers announce."""
+"""The gateway's end of what routers tell without being asked."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import zmq.asyncio
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.settings import LinkSettings, milliseconds
-from cluster.routing.router_news import RouterNews
+from cluster.routing.publisher import QUEUE_MESSAGES
 
 logger = logging.getLogger(__name__)
 
-_decode = msgspec.msgpack.Decoder(RouterNews).decode
 
+class Subscriber:
+    """One topic of all routers, over one socket. Belongs to the event loop it was made in."""
 
-class Listener:
-    """One socket for all routers. Belongs to the event loop it was made in; `close` ends its task."""
-
-    def __init__(self, keys: LinkKeys, hear: Callable[[RouterNews], None]) -> None:
-        """keys: the cluster's client keys. hear: called with every piece of news."""
+    def __init__(self, keys: LinkKeys, topic: bytes, hear: Callable[[bytes], None]) -> None:
+        """keys: the cluster's client keys. hear: called with every message; what it cannot read is logged, if it raises
+        MsgspecError or ValueError."""
         self._hear = hear
         self._followed: dict[str, LinkAddress] = {}  # by router id
-        settings = LinkSettings()
+        settings = LinkSettings(queue_messages=QUEUE_MESSAGES)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
         settings.apply(self._socket)  # type: ignore[arg-type]  # it sets options, which are the same
         self._socket.ipv6 = True
@@ -34,7 +33,7 @@ class Listener:
         self._socket.reconnect_ivl_max = milliseconds(settings.reconnect_max_s)
         self._socket.curve_publickey = keys.public
         self._socket.curve_secretkey = keys.secret
-        self._socket.subscribe(b"")
+        self._socket.subscribe(topic)
         self._task = asyncio.create_task(self._listen())
 
     def follow(self, addresses: Mapping[str, LinkAddress]) -> None:
@@ -59,8 +58,8 @@ class Listener:
 
     async def _listen(self) -> None:
         while True:
-            frame = await self._socket.recv()
+            _, data = await self._socket.recv_multipart()
             try:
-                self._hear(_decode(frame))
+                self._hear(data)
             except (msgspec.MsgspecError, ValueError) as error:
-                logger.warning("a router's news cannot be read: %s", error)
+                logger.warning("what a router says cannot be read: %s", error)

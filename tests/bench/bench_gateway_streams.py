@@ -1,0 +1,132 @@
+"""Processor time of a gateway, of Serve's proxy and of the router's replica by streamed chunk and by request.
+
+    PYTHONPATH=tests/support python tests/bench/bench_gateway_streams.py --streams 50 --chunks 200 [--api chat]
+
+A router without a model answers; everything else is as served: Ray Serve, its proxy, one gateway, HTTP. Requests are
+priced by answers of one chunk, chunks by what longer answers cost more. The load comes from one process beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import ray
+from ray import serve
+
+from actors.workers.directory import get_or_create_directory
+from actors.workers.ray_environment import prepare_own_ray
+from cluster.config import GatewayConfig
+from cluster.gateway.deployment import gateway_application, start_proxies
+from cluster.gateway.served_model import ServedModel
+from paceline_testing.free_ports import free_ports
+from paceline_testing.linked_router import LinkedRouter
+from paceline_testing.ray_processes import ray_processes
+from paceline_testing.toy_tokenizer import toy_tokenizer
+
+PROCESSES = {
+    "gateway": "ServeReplica:paceline:Gateway",
+    "proxy": "ProxyActor",
+    "router": "ServeReplica:paceline:Router",
+}
+
+DIRECTORY = "the directory"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=50, help="open at the same time")
+    parser.add_argument("--chunks", type=int, default=200, help="of a long answer")
+    parser.add_argument("--delay-ms", type=float, default=20.0, help="between chunks of the router")
+    parser.add_argument("--api", choices=["completions", "chat"], default="completions")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--through-serve", action="store_true", help="chunks of the router take the way of requests")
+    parser.add_argument("--load", help=argparse.SUPPRESS)  # the process that asks
+    options = parser.parse_args()
+    if options.load:
+        asyncio.run(_ask(options.load, options.streams, options.chunks, options.api))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        url = _serve(Path(directory), options.delay_ms / 1e3, is_linked=not options.through_serve)
+        try:
+            _load(url, options.streams, 2, options.api)  # warms up
+            for _ in range(options.turns):
+                _report(url, options.streams, options.chunks, options.api)
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+
+
+def _serve(directory: Path, delay_s: float, *, is_linked: bool) -> str:
+    prepare_own_ray("127.0.0.1")
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    tokenizer = toy_tokenizer()
+    tokenizer.save_pretrained(directory)
+    http_port, grpc_port = free_ports(2)
+    config = GatewayConfig(http_port=http_port, grpc_port=grpc_port, replicas=1, max_new_tokens=10_000)
+    model = ServedModel("toy", max_model_len=16_384, vocab_size=len(tokenizer), eos_token_ids=(), created=1)
+    start_proxies(config)
+    get_or_create_directory(DIRECTORY, lifetime="detached")
+    router = serve.deployment(LinkedRouter).options(name="Router", max_ongoing_requests=10_000)
+    bound = router.bind(3, delay_s, 10_000, DIRECTORY)
+    keys_from = DIRECTORY if is_linked else None
+    serve.run(gateway_application(bound, str(directory), model, config, directory_name=keys_from), name="paceline")
+    url = f"http://127.0.0.1:{http_port}"
+    while httpx.get(f"{url}/readyz", timeout=30).status_code != 200:
+        time.sleep(0.2)
+    time.sleep(3.0)  # by then gateways hear the router
+    return url
+
+
+def _report(url: str, streams: int, chunks: int, api: str) -> None:
+    short, long = (_load(url, streams, count, api) for count in (1, chunks))
+    for name in PROCESSES:
+        chunk_s = (long[name] - short[name]) / (streams * (chunks - 1))
+        request_s = short[name] / streams - chunk_s
+        print(f"{name:8} {chunk_s * 1e6:7.0f} us a chunk {request_s * 1e6:8.0f} us a request", flush=True)
+
+
+def _load(url: str, streams: int, chunks: int, api: str) -> dict[str, float]:
+    """Processor seconds of each process while the streams are answered."""
+    before = _processor_s()
+    command = [sys.executable, __file__, "--load", url, "--streams", str(streams), "--chunks", str(chunks)]
+    subprocess.run([*command, "--api", api], check=True)
+    time.sleep(0.3)  # what follows the end of a stream
+    return {name: seconds - before[name] for name, seconds in _processor_s().items()}
+
+
+def _processor_s() -> dict[str, float]:
+    times = {
+        name: [psutil.Process(pid).cpu_times() for pid in ray_processes(title)] for name, title in PROCESSES.items()
+    }
+    return {name: sum(one.user + one.system for one in own) for name, own in times.items()}
+
+
+async def _ask(url: str, streams: int, chunks: int, api: str) -> None:
+    body: dict[str, object] = {"max_tokens": 3 * chunks, "temperature": 0, "stream": True, "ignore_eos": True}
+    path = "/v1/completions"
+    if api == "chat":
+        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "the quick brown fox"}]
+    else:
+        body["prompt"] = "the quick brown fox jumps over the lazy dog"
+    limits = httpx.Limits(max_connections=streams)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+
+        async def one() -> None:
+            async with client.stream("POST", path, json=body) as answer:
+                assert answer.status_code == 200, await answer.aread()
+                text = b"".join([part async for part in answer.aiter_raw()])
+                assert text.endswith(b"data: [DONE]\n\n"), text[-300:]
+
+        await asyncio.gather(*(one() for _ in range(streams)))
+
+
+if __name__ == "__main__":
+    main()
