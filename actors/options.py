@@ -22,6 +22,10 @@ DEFAULT_EAGLE_DEPTH, DEFAULT_EAGLE_TOP_K = 7, 10  # as in the published code
 MTP_HEAD = "mtp"  # in place of the directory of an EAGLE head
 
 
+# A GPU that a process without Ray may be given by its number. The JSON schema is that of a cluster, which refuses it.
+NUMBERED_GPU = r"^cuda:([^0]|0.)"
+
+
 class ModelOptions(Options):
     """How a model, target or draft, is loaded and how large its KV cache is."""
 
@@ -31,7 +35,7 @@ class ModelOptions(Options):
     quantization: Quantization = "none"
     """Weights of linear layers, which are quantized while they are read. fp8 rounds activations as well, and needs a
     GPU from Hopper on; a CPU computes it slowly. A checkpoint that is quantized itself needs none."""
-    device: str = "auto"
+    device: Annotated[str, Field(json_schema_extra={"not": {"pattern": NUMBERED_GPU}})] = "auto"
     """auto, cpu or cuda."""
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Torch threads of one rank or draft worker, on CPU."""

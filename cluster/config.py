@@ -5,14 +5,16 @@ Unknown keys are errors. A component is handed its own part, never the whole.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from actors.errors import InvalidRequest
 from actors.logs import ObservabilityConfig
-from actors.options import DraftPoolOptions, TargetGroupOptions
+from actors.options import NUMBERED_GPU, DraftPoolOptions, TargetGroupOptions
 from actors.pool_names import FIRST_POOL
 from actors.workers.autoscaling import AutoscalingConfig
 from cache_service.errors import SettingError
@@ -312,6 +314,15 @@ class ClusterConfig(Options):
             if port is not None:
                 ports[port] = name
         return self
+
+
+def check_devices(config: ClusterConfig) -> None:
+    """Raises InvalidRequest for a numbered GPU: Ray gives each rank and each draft worker one of its own."""
+    more = {f"more_drafts.{name}": options.device for name, options in config.more_drafts.items()}
+    for section, device in {"target": config.target.device, "draft": config.draft.device, **more}.items():
+        if re.match(NUMBERED_GPU, device):
+            limit = "Ray chooses the GPU of each worker; it must be auto, cpu or cuda"
+            raise InvalidRequest(f"{section}.device", device, limit)
 
 
 def load_config(path: Path | None, overrides: list[str] | None = None) -> ClusterConfig:

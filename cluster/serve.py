@@ -19,7 +19,6 @@ from actors.drafters.registry import (
     create_drafters,
     expand_drafters,
     most_successors,
-    source_of_pool,
 )
 from actors.drafters.retrieval import open_corpora
 from actors.errors import InvalidRequest, ModelError
@@ -46,10 +45,11 @@ from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
-from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig, TargetConfig
+from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig, TargetConfig, check_devices
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
+from cluster.named_drafters import named_drafters
 from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.router.draft_budget import USUAL_DRAFT_ROWS
@@ -134,14 +134,9 @@ def plan_cluster(
         format_of("", config.target.tool_parser)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    drafters = expand_drafters(
-        config.speculation.drafters,
-        has_head=config.target.eagle_head != "none",
-        acceptance=config.speculation.acceptance,
-        pools=tuple(config.more_drafts),
-        field="speculation.drafters",
-    )
-    _check_head_is_named(config.target.eagle_head, drafters)
+    check_devices(config)
+    drafters = named_drafters(config)
+    _check_head_is_there(config.target.eagle_head)
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
     _check_head_fits(config.target, source, info, drafters)
@@ -157,8 +152,8 @@ def plan_cluster(
         draft, builds_drafter = _draft_model(config.draft, source, info, home, progress)
         if draft is not None and config.draft.model != "auto" and OUROBOROS in drafters:
             refuse_encoder(draft, f"drafter {OUROBOROS!r}")
-    target_device = choose(_device_of_ray("target.device", config.target.device))
-    draft_device = choose(_device_of_ray("draft.device", config.draft.device))
+    target_device = choose(_device_of_ray(config.target.device))
+    draft_device = choose(_device_of_ray(config.draft.device))
     check_attention(config.target, target_device)
     if draft is not None:
         check_attention(config.draft, draft_device)
@@ -174,17 +169,15 @@ def plan_cluster(
         access=access,
         draft_has_own_vocabulary=has_own,
         more_drafts={
-            name: _planned_draft(name, options, source, home, progress, choose)
+            name: _planned_draft(options, source, home, progress, choose)
             for name, options in config.more_drafts.items()
-            if _is_asked(name, drafters)
+            if drafters
         },
     )
 
 
-def _check_head_is_named(head: str, drafters: tuple[str, ...]) -> None:
-    """Raises InvalidRequest where the head drafts and there is none, ModelError for a directory that is not there."""
-    if EAGLE in drafters and head == "none":
-        raise InvalidRequest("speculation.drafters", EAGLE, "target.eagle_head must name a head to use it")
+def _check_head_is_there(head: str) -> None:
+    """Raises ModelError for a directory that is not there."""
     if head not in ("none", MTP_HEAD) and not Path(head).is_dir():
         raise ModelError(f"target.eagle_head {head!r}: there is no such directory")
 
@@ -199,23 +192,14 @@ def _check_head_fits(target: TargetConfig, source: ModelSource, info: ModelInfo,
         check_mtp_head(source, read_config(source))
 
 
-def _is_asked(pool: str, drafters: tuple[str, ...]) -> bool:
-    """Raises InvalidRequest where other drafters are named, but not this draft model's: its workers would idle."""
-    if drafters and source_of_pool(pool) not in drafters:
-        limit = f"it must include {source_of_pool(pool)}, or auto, for more_drafts.{pool} to be used"
-        raise InvalidRequest("speculation.drafters", ", ".join(drafters), limit)
-    return bool(drafters)
-
-
 def _planned_draft(
-    name: str,
     options: DraftModelConfig,
     target: ModelSource,
     home: Path,
     progress: Progress,
     choose: Callable[[str], str],
 ) -> PlannedDraft:
-    device = choose(_device_of_ray(f"more_drafts.{name}.device", options.device))
+    device = choose(_device_of_ray(options.device))
     check_attention(options, device)
     source = resolve_model(options.model, home, progress)
     return PlannedDraft(options, source, device, has_own_vocabulary(source, target))
@@ -295,13 +279,9 @@ def told_gpu_shares(plan: ClusterPlan) -> str | None:
     return None if min(rank, draft) == 1.0 else f"a rank has {rank:g} of one, a draft worker {draft:g}"
 
 
-def _device_of_ray(field: str, device: str) -> str:
-    """Raises InvalidRequest for a numbered GPU: Ray gives each rank and each draft worker one of its own."""
-    if device == "cuda:0":
-        return "cuda"
-    if device.startswith("cuda:"):
-        raise InvalidRequest(field, device, "Ray chooses the GPU of each worker; it must be auto, cpu or cuda")
-    return device
+def _device_of_ray(device: str) -> str:
+    """The only GPU that a worker sees has no number."""
+    return "cuda" if device == "cuda:0" else device
 
 
 def device_elsewhere(device: str) -> str:

@@ -75,7 +75,7 @@ def size(
 
     The formulas are in docs/sizing.md. Exit status 1 if it does not fit.
     """
-    asked = Namespace(**locals())
+    asked = Namespace(**locals(), more_drafts={})
     measured = parse_row_times(row_times)
     from cluster.cli.output import print_json
     from cluster.config import load_config
@@ -110,7 +110,7 @@ def _check(asked: Namespace) -> None:
             _FOR_GPUS,
         ),
         (not asked.cpu, "it has no meaning with --gpus; leave it out", ("memory_gib", "bandwidth_gb_s")),
-        (asked.draft is None, "give --draft, too", ("draft_gpu", "draft_price_per_gpu_hour")),
+        (asked.draft is None and not asked.more_drafts, "give --draft, too", ("draft_gpu", "draft_price_per_gpu_hour")),
         (unpriced, "give --price-per-gpu-hour, too", ("draft_price_per_gpu_hour",)),
     ):
         for name in names:

@@ -23,6 +23,7 @@ class Speed:
     """One way to serve, with `concurrency` answers under way."""
 
     drafting: Drafting
+    section: str | None  # of the draft model in the configuration; None: there are no draft workers
     draft_workers: int
     draft_tokens: int  # a sequence and round
     tokens_per_round: float  # per sequence
@@ -35,6 +36,18 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPool:
+    """A draft model, on workers of its own."""
+
+    section: str  # of the configuration: draft, or more_drafts.NAME
+    model: PlacedModel  # on a worker's GPU
+    most_levels: int = MAX_DRAFT_TOKENS  # tried where draft_tokens is None: gamma
+    outcomes: int  # that a worker drafts for ahead; 0: none
+    min_workers: int = 1
+    max_workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """What is asked for."""
 
@@ -42,7 +55,7 @@ class Deployment:
     concurrency: int  # sequences in a round
     context: int  # cached tokens of each
     link_s: float  # a message from the router to a worker and back
-    drafter: PlacedModel | None = None  # on a worker's GPU
+    pools: tuple[DraftPool, ...] = ()  # a round asks one of them
     head: PlacedModel | None = None  # whole on each of the target's devices
     head_setting: str | None = None  # target.eagle_head; None: no certain head is asked for
     acceptance: float  # probability that a guess of the draft model or of the head is right, in [0, 1]
@@ -50,12 +63,8 @@ class Deployment:
     assumed: tuple[str, ...] = ()  # figures that nobody has given
     draft_tokens: int | None  # a sequence and round; None: the best number
     most_draft_tokens: int = MAX_DRAFT_TOKENS  # tried where draft_tokens is None
-    most_levels: int = MAX_DRAFT_TOKENS  # likewise, of draft workers: draft.gamma
     head_levels: int | None = None  # forwards of a head, which it makes in every round; None: the best number
     hit_rate: float  # share of drafts made ahead that can be used
-    outcomes: int  # that a worker drafts for ahead; 0: none
-    min_workers: int = 1
-    max_workers: int
     gpu_hour: float | None = None  # price of a target GPU; None: all GPUs count alike
     draft_gpu_hour: float | None = None  # None: as gpu_hour
     seconds_of_rows: Callable[[int], float] | None = None  # measured forwards; None: the roofline
@@ -83,12 +92,22 @@ class Deployment:
         gpu_hour = self.gpu_hour or 1.0
         return self.target.count * gpu_hour + workers * (self.draft_gpu_hour or gpu_hour)
 
-    def speed(self, drafting: Drafting, workers: int, drafts: int, tokens: float, round_s: float) -> Speed:
+    def speed(
+        self,
+        drafting: Drafting,
+        workers: int,
+        drafts: int,
+        *,
+        tokens: float,
+        round_s: float,
+        section: str | None = None,
+    ) -> Speed:
         """Rounds of `round_s` seconds with `tokens` tokens a sequence."""
         stream = tokens / round_s
         all_streams = stream * self.concurrency
         return Speed(
             drafting=drafting,
+            section=section,
             draft_workers=workers,
             draft_tokens=drafts,
             tokens_per_round=tokens,
@@ -153,27 +172,36 @@ def _speeds(deployment: Deployment) -> Iterator[Speed]:
     if (head := deployment.head) is not None:
         limit = deployment.head_levels or MAX_DRAFT_TOKENS
         yield from _best_lengths(deployment, 0, limit, partial(_round_of_head, head=head))
-    drafter, limit = deployment.drafter, min(deployment.max_workers, deployment.concurrency)
-    for workers in range(min(deployment.min_workers, limit), limit + 1) if drafter is not None else ():
-        assert drafter is not None
+    for pool in deployment.pools:
+        yield from _speeds_of_pool(deployment, pool)
+
+
+def _speeds_of_pool(deployment: Deployment, pool: DraftPool) -> Iterator[Speed]:
+    limit = min(pool.max_workers, deployment.concurrency)
+    most = max(deployment.lengths(pool.most_levels), default=0)
+    for workers in range(min(pool.min_workers, limit), limit + 1):
         sequences = -(-deployment.concurrency // workers)
-        rows = sequences * max(1, deployment.outcomes)
-        if drafter.memory(rows, sequences, deployment.context).fits:
-            rounds = partial(_rounds_of_workers, drafter=drafter, sequences=sequences)
-            yield from _best_lengths(deployment, workers, deployment.most_levels, rounds)
+        _, rows = _draft_forwards(pool, most, sequences * max(1, pool.outcomes))
+        if pool.model.memory(rows, sequences, deployment.context).fits:
+            rounds = partial(_rounds_of_workers, pool=pool, sequences=sequences)
+            yield from _best_lengths(deployment, workers, pool.most_levels, rounds, pool.section)
 
 
 _Rounds = Iterator[tuple[Drafting, float, float]]  # (way, expected tokens of a sequence, seconds) of a round
 
 
 def _best_lengths(
-    deployment: Deployment, workers: int, limit: int, rounds: Callable[[Deployment, int], _Rounds]
+    deployment: Deployment,
+    workers: int,
+    limit: int,
+    rounds: Callable[[Deployment, int], _Rounds],
+    section: str | None = None,
 ) -> list[Speed]:
     """The fastest number of draft tokens, at most `limit`, of each way to draft. rounds: by number of draft tokens."""
     best: dict[Drafting, Speed] = {}
     for drafts in deployment.lengths(limit):
         for drafting, tokens, round_s in rounds(deployment, drafts):
-            speed = deployment.speed(drafting, workers, drafts, tokens=tokens, round_s=round_s)
+            speed = deployment.speed(drafting, workers, drafts, tokens=tokens, round_s=round_s, section=section)
             if drafting not in best or speed.tokens_per_s > best[drafting].tokens_per_s:
                 best[drafting] = speed
     return list(best.values())
@@ -192,17 +220,24 @@ def _round_of_head(deployment: Deployment, drafts: int, head: PlacedModel) -> _R
     yield "by the head", tokens, deployment.verify_s(drafts) + levels * level_s
 
 
-def _rounds_of_workers(deployment: Deployment, drafts: int, drafter: PlacedModel, sequences: int) -> _Rounds:
+def _draft_forwards(pool: DraftPool, drafts: int, chains: int) -> tuple[int, int]:
+    """Forwards that make `drafts` guesses for each of so many chains, and the rows of each."""
+    return (1, chains * drafts) if pool.model.shape.is_parallel else (drafts, chains)
+
+
+def _rounds_of_workers(deployment: Deployment, drafts: int, pool: DraftPool, sequences: int) -> _Rounds:
     """Rounds with a worker for every `sequences`."""
+
+    def draft_s(chains: int) -> float:
+        forwards, rows = _draft_forwards(pool, drafts, chains)
+        return forwards * pool.model.forward_time(rows, sequences, deployment.context).total_s
+
     hit_rate, verify_s = deployment.hit_rate, deployment.verify_s(drafts)
     tokens = tokens_per_round(deployment.acceptance, drafts)
-    request_s, ahead_s = (
-        drafts * drafter.forward_time(sequences * max(1, branches), sequences, deployment.context).total_s
-        for branches in (1, deployment.outcomes)
-    )
-    yield "on request", tokens, round_on_request(verify_s, request_s, deployment.link_s)
-    if not deployment.outcomes:
+    yield "on request", tokens, round_on_request(verify_s, draft_s(sequences), deployment.link_s)
+    if not pool.outcomes:
         return
+    ahead_s = draft_s(sequences * pool.outcomes)
     # If some drafts are for other outcomes, all sequences wait for new ones, or theirs go without in this round.
     all_hit = hit_rate**deployment.concurrency
     yield "one round ahead", tokens, round_ahead(verify_s, ahead_s, deployment.link_s, all_hit)

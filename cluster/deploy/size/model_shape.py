@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.errors import InvalidRequest, ModelError
 
 _ATTENDING_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_PARALLEL = "pard-"  # before a known name: the parallel draft model that was trained from it
 _EXPERT_NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -28,6 +29,9 @@ class ModelShape:
     num_expert_parameters: int = 0  # all experts in all layers
     num_experts: int = 0  # in a layer
     experts_per_token: int = 0
+    is_parallel: bool = field(
+        default=False, kw_only=True
+    )  # as a draft model, guesses all tokens of a draft in one forward (PARD)
 
     def read_parameters(self, rows: int) -> float:
         """Parameters that a forward of `rows` rows reads. Rows choose experts evenly, so a share 1 - (1 - k/E)^rows of
@@ -70,17 +74,25 @@ qwen3-235b-a22b  94   4096   64   4  128  151936  40960   235093610496  62232985
 MODELS = {row[0]: ModelShape(row[0], *map(int, row[1:])) for row in map(str.split, _MODELS.strip().splitlines())}
 
 
+def known_model(spec: str) -> ModelShape | None:
+    name = spec.lower()
+    known = MODELS.get(name.removeprefix(_PARALLEL))
+    if known is None or not name.startswith(_PARALLEL):
+        return known
+    return replace(known, name=name, is_parallel=True)
+
+
 def find_model(spec: str, field: str) -> ModelShape:
     """A known name, a model directory, or a config.json. Raises InvalidRequest, or ModelError for a configuration that
     cannot be used."""
-    if (known := MODELS.get(spec.lower())) is not None:
+    if (known := known_model(spec)) is not None:
         return known
     path = Path(spec).expanduser()
     if path.name == "config.json":
         path = path.parent
     if (path / "config.json").is_file():
         return read_model_shape(path, field)
-    known_names = ", ".join(MODELS)
+    known_names = f"{', '.join(MODELS)}, parallel draft models {_PARALLEL} and such a name"
     limit = f"known models are {known_names}; of others give a directory with a config.json, weights are not needed"
     raise InvalidRequest(field, spec, limit)
 
@@ -95,6 +107,7 @@ def read_model_shape(directory: Path, field: str) -> ModelShape:
     from transformers import AutoModelForCausalLM
 
     from actors.models.loader import load_config, max_model_len, refuse_encoder
+    from actors.models.parallel_draft import mask_token_of
     from actors.models.quiet import quiet_transformers
     from actors.models.source import ModelSource
 
@@ -133,4 +146,5 @@ def read_model_shape(directory: Path, field: str) -> ModelShape:
         num_expert_parameters=in_experts,
         num_experts=experts if in_experts else 0,
         experts_per_token=chosen if in_experts else 0,
+        is_parallel=mask_token_of(source, whole) is not None,
     )

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from actors.errors import InvalidRequest
 from actors.options import MTP_HEAD
-from cluster.deploy.size.estimate import Deployment
+from actors.pool_names import FIRST_POOL
+from cluster.deploy.size.estimate import Deployment, DraftPool
 from cluster.deploy.size.hardware import GPUS, Gpu, measure_cpu, parse_gpus, read_hardware
 from cluster.deploy.size.head_shape import ASSUMED, find_head
 from cluster.deploy.size.model_shape import find_model
@@ -26,13 +27,13 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
     InvalidRequest, or ModelError for an unusable model."""
     known = {**GPUS, **(read_hardware(asked.hardware) if asked.hardware else {})}
     target = _target(asked, known)
-    drafter = None if asked.draft is None else _drafter(asked, known, target)
+    pools = tuple(_pools(asked, known, target))
     head = None if asked.eagle_head is None else _head(asked, target)
-    has_model = drafter is not None or head is not None
+    has_model = bool(pools) or head is not None
     given = asked.acceptance
     return Deployment(
         target=target,
-        drafter=drafter,
+        pools=pools,
         head=head,
         head_setting=None if asked.eagle_head == ASSUMED else asked.eagle_head,
         concurrency=asked.concurrency,
@@ -40,29 +41,28 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
         link_s=(_LINK_MS if asked.link_ms is None else asked.link_ms) / 1000,
         acceptance=_MODEL_ACCEPTANCE if given is None or not has_model else given,
         cpu_acceptance=_CPU_ACCEPTANCE if given is None or has_model else given,
-        assumed=tuple(_assumed(asked, has_model, is_measured=bool(measured))),
+        assumed=tuple(_assumed(asked, len(pools), is_measured=bool(measured))),
         draft_tokens=asked.draft_tokens,
         hit_rate=_HIT_RATE if asked.hit_rate is None else asked.hit_rate,
-        outcomes=_AHEAD if asked.draft_ahead is None else asked.draft_ahead,
-        max_workers=asked.max_draft_workers,
         gpu_hour=asked.price_per_gpu_hour,
         draft_gpu_hour=asked.draft_price_per_gpu_hour,
         seconds_of_rows=StepTimeCurve(measured).seconds if measured else None,
     )
 
 
-def _assumed(asked: Namespace, has_model: bool, is_measured: bool) -> Iterator[str]:
+def _assumed(asked: Namespace, num_pools: int, is_measured: bool) -> Iterator[str]:
     """Figures that were not given, with the options that give them."""
     if asked.context is None:
         yield f"{_CONTEXT:,} cached tokens of a request (--context)"
-    if has_model:
-        whose = " or ".join(name for name, spec in (("draft model", asked.draft), ("head", asked.eagle_head)) if spec)
+    if num_pools or asked.eagle_head is not None:
+        models = "draft model" if num_pools == 1 else "draft models"
+        whose = " or ".join(name for name, is_there in ((models, num_pools), ("head", asked.eagle_head)) if is_there)
         if asked.acceptance is None:
             yield f"a guess of the {whose} is right with probability {_MODEL_ACCEPTANCE} (--acceptance)"
         yield f"one of the CPU's drafters with {_CPU_ACCEPTANCE}"
     elif asked.acceptance is None:
         yield f"a guess of the CPU's drafters is right with probability {_CPU_ACCEPTANCE} (--acceptance)"
-    if asked.draft is not None and asked.hit_rate is None:
+    if num_pools and asked.hit_rate is None:
         yield f"{_HIT_RATE:.0%} of drafts made ahead can be used (--hit-rate)"
     if asked.eagle_head == MTP_HEAD:
         yield "the size of the MTP head, one layer of the target's"
@@ -98,14 +98,21 @@ def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
     )
 
 
-def _drafter(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> PlacedModel:
-    """The draft model, by default on one GPU of the target's kind."""
-    shape = find_model(asked.draft, "--draft")
-    placed = replace(target, shape=shape, count=1, dtype=asked.draft_dtype or _DTYPE, kv_dtype="auto")
-    if asked.draft_gpu is None:
-        return placed
-    device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
-    return replace(placed, device=device, gpu=gpu, count=count)
+def _pools(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> Iterator[DraftPool]:
+    """The draft models, by default each on one GPU of the target's kind."""
+    placed = replace(target, count=1, kv_dtype="auto")
+    if asked.draft_gpu is not None:
+        device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
+        placed = replace(placed, device=device, gpu=gpu, count=count)
+    first = {} if asked.draft is None else {FIRST_POOL: (asked.draft, asked.draft_dtype)}
+    for section, (spec, dtype) in {**first, **asked.more_drafts}.items():
+        shape = find_model(spec, "--draft" if section == FIRST_POOL else f"{section}.model")
+        yield DraftPool(
+            section=section,
+            model=replace(placed, shape=shape, dtype=dtype or _DTYPE),
+            outcomes=_AHEAD if asked.draft_ahead is None else asked.draft_ahead,
+            max_workers=asked.max_draft_workers,
+        )
 
 
 def _head(asked: Namespace, target: PlacedModel) -> PlacedModel:

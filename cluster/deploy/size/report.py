@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
+from actors.pool_names import FIRST_POOL
 from cluster.deploy.size.configured import Configured
 from cluster.deploy.size.estimate import FEWEST_HEAD_LEVELS, Deployment, Sizing, Speed
 from cluster.deploy.size.placed_model import CPU, NUM_BYTES, QUANTIZED, PlacedModel
@@ -20,7 +21,7 @@ _SPEED_HEADER = (
 def as_json(sizing: Sizing, configured: Configured | None = None) -> dict[str, object]:
     """Sizes in bytes, times in seconds, speeds in tokens a second. configured: what a configuration allows."""
     deployment, memory, fits = sizing.deployment, sizing.memory, sizing.memory.fits
-    target, drafter = deployment.target, deployment.drafter
+    target, pools = deployment.target, deployment.pools
     rates = target.gpu.model_dump(include={"memory_gib", "bandwidth_tb_s", "tflops"})
     return {
         "target": target.shape.name,
@@ -29,10 +30,11 @@ def as_json(sizing: Sizing, configured: Configured | None = None) -> dict[str, o
         "dtype": target.dtype,
         "concurrency": deployment.concurrency,
         "context": deployment.context,
-        "draft": drafter and drafter.shape.name,
-        "draft_gpu": drafter and drafter.device,
+        "draft": pools[0].model.shape.name if pools else None,
+        "draft_gpu": pools[0].model.device if pools else None,
+        "drafts": {pool.section: pool.model.shape.name for pool in pools},
         "eagle_head": deployment.head and deployment.head.shape.name,
-        "acceptance": deployment.acceptance if drafter or deployment.head else deployment.cpu_acceptance,
+        "acceptance": deployment.acceptance if pools or deployment.head else deployment.cpu_acceptance,
         "assumed": list(deployment.assumed),
         "fits": fits,
         "fits_on_gpus": _groups_that_fit(deployment),
@@ -103,14 +105,16 @@ def settings(sizing: Sizing) -> dict[str, object]:
         depth = max(FEWEST_HEAD_LEVELS, drafts) - 1
         values |= {"target.eagle_head": deployment.head_setting, "target.eagle_depth": depth}
     if speed.draft_workers:
-        ahead = deployment.outcomes if speed.drafting == "one round ahead" else 0
-        values |= {"draft.workers": speed.draft_workers, "draft.gamma": drafts, "draft.ahead": ahead}
+        (pool,) = (pool for pool in deployment.pools if pool.section == speed.section)
+        ahead = pool.outcomes if speed.drafting == "one round ahead" else 0
+        own = {"workers": speed.draft_workers, "gamma": drafts, "ahead": ahead}
+        values |= {f"{pool.section}.{key}": value for key, value in own.items()}
     return {key: value for key, value in values.items() if value is not None}
 
 
 def _notes(sizing: Sizing) -> Iterator[str]:
     """Reservations that apply to these figures."""
-    deployment, drafter = sizing.deployment, sizing.deployment.drafter
+    deployment, pools = sizing.deployment, sizing.deployment.pools
     yield "Times are what good kernels can reach at best; reading prompts is not included."
     if deployment.assumed:
         yield f"Assumed, not measured: {'; '.join(deployment.assumed)}."
@@ -118,9 +122,16 @@ def _notes(sizing: Sizing) -> Iterator[str]:
         yield "Add target.eagle_head, the directory of a head, to the settings."
     if any("--acceptance" in one for one in deployment.assumed):
         yield "`paceline bench local --compare` tells the acceptance of your texts."
-    if drafter is not None and not any(speed.draft_workers for speed in sizing.speeds):
-        yield f"{drafter.shape.name} with the caches of its requests fits on no {drafter.device}."
-    if drafter is not None and deployment.gpu_hour is None:
+    for pool in pools:
+        if not any(speed.section == pool.section for speed in sizing.speeds):
+            yield f"{pool.model.shape.name} with the caches of its requests fits on no {pool.model.device}."
+    if len(pools) > 1:
+        models = ", ".join(f"{pool.section} {pool.model.shape.name}" for pool in pools)
+        yield (
+            f"Draft models are {models}. Each is taken to be right as often and counted without the workers of the "
+            "others: several pay where each is right in texts of its own."
+        )
+    if pools and deployment.gpu_hour is None:
         yield "Without prices a draft GPU counts as much as one of the target's."
     if deployment.concurrency * (1 + sizing.fastest.draft_tokens) <= sizing.free_rows:
         yield f"Up to {sizing.free_rows:,.0f} rows a round read no more weights and wait for no product."
@@ -146,7 +157,7 @@ def _speeds(sizing: Sizing) -> Table:
     rows: list[tuple[str, ...]] = []
     for speed in sizing.speeds:
         if speed.draft_workers <= last:
-            row = [speed.drafting, str(speed.draft_workers), str(speed.draft_tokens), f"{speed.tokens_per_round:.2f}"]
+            row = [_drafting(speed), str(speed.draft_workers), str(speed.draft_tokens), f"{speed.tokens_per_round:.2f}"]
             row += [_ms(speed.round_s), f"{speed.tokens_per_s_stream:,.0f}", f"{speed.tokens_per_s:,.0f}"]
             row += [f"{speed.ratio:.2f}", f"{speed.tokens_per_s_gpu:,.0f}", f"{speed.cost_per_million or 0:.3f}"]
             rows.append(tuple(row[:columns]))
@@ -176,7 +187,11 @@ def _named(speed: Speed) -> str:
         whose = "by the head" if speed.drafting == "by the head" else "from the CPU"
         return f"{_count(speed.draft_tokens, 'draft token')} {whose}"
     workers, tokens = _count(speed.draft_workers, "draft worker"), _count(speed.draft_tokens, "draft token")
-    return f"{workers}, {speed.drafting}, {tokens}"
+    return f"{workers}, {_drafting(speed)}, {tokens}"
+
+
+def _drafting(speed: Speed) -> str:
+    return speed.drafting if speed.section in (None, FIRST_POOL) else f"{speed.drafting} ({speed.section})"
 
 
 def _groups_that_fit(deployment: Deployment) -> list[int]:

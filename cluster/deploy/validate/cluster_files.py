@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from actors.errors import InvalidRequest
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, check_devices
 from cluster.deploy.validate.finding import Location, Problem
 from cluster.deploy.validate.shown import shown
 from cluster.deploy.validate.suggestion import did_you_mean
@@ -27,9 +27,12 @@ def is_config(value: object) -> bool:
 
 
 def check_config(value: dict[str, Any]) -> Iterator[Problem]:
-    """What the configuration's own types refuse, and names of drafters and options that there are not."""
+    """What the configuration's own types refuse, and a cluster of it before it looks for models."""
     try:
-        yield from _check_drafters(ClusterConfig.model_validate(value))
+        _check_cluster(ClusterConfig.model_validate(value))
+    except InvalidRequest as error:
+        place: Location = tuple(error.field.split("."))
+        yield Problem("config-value", place, f"{shown(error.value, place)}: {error.limit}")
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             where: Location = tuple(problem["loc"])
@@ -45,26 +48,16 @@ def check_config(value: dict[str, Any]) -> Iterator[Problem]:
                 yield Problem("config-value", where, what)
 
 
-def _check_drafters(config: ClusterConfig) -> Iterator[Problem]:
+def _check_cluster(config: ClusterConfig) -> None:
+    """Raises InvalidRequest."""
+    check_devices(config)
     speculation = config.speculation
     if speculation.drafters == ("auto",) and not speculation.drafter_options:
         return
-    from actors.drafters.registry import check_options, expand_drafters  # they take their time to load
+    from actors.drafters.registry import check_options  # they take their time to load
+    from cluster.named_drafters import named_drafters
 
-    try:
-        has_head = config.target.eagle_head != "none"
-        field = "speculation.drafters"
-        names = expand_drafters(
-            speculation.drafters,
-            has_head=has_head,
-            acceptance=speculation.acceptance,
-            pools=tuple(config.more_drafts),
-            field=field,
-        )
-        check_options(names, speculation.drafter_options, "speculation.drafter_options")
-    except InvalidRequest as error:
-        where: Location = tuple(error.field.split("."))
-        yield Problem("config-value", where, f"{shown(error.value, where)}: {error.limit}")
+    check_options(named_drafters(config), speculation.drafter_options, "speculation.drafter_options")
 
 
 def _keys_at(where: Location) -> list[str]:

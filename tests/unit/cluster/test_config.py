@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 import yaml
 
-from cluster.config import ClusterConfig, load_config
+from actors.errors import InvalidRequest
+from cluster.config import ClusterConfig, check_devices, load_config
 from cluster.errors import ConfigError
 
 LAPTOP = Path(__file__).resolve().parents[3] / "configs" / "laptop.yaml"
@@ -70,6 +71,22 @@ def test_what_the_configuration_refuses_in_one_key_the_schema_refuses(validator,
     for name in reversed(path.split(".")):
         given = {name: given}
     assert not validator.is_valid(given)
+
+
+@pytest.mark.parametrize("section", ["target", "draft", "code"])
+def test_a_gpu_that_a_cluster_refuses_by_its_number_the_schema_refuses(validator, section):
+    for device, is_valid in {"auto": True, "cuda": True, "cuda:0": True, "cuda:1": False, "cuda:01": False}.items():
+        given = (
+            {section: {"device": device}}
+            if section != "code"
+            else {"more_drafts": {"code": {"model": "m", "device": device}}}
+        )
+        assert validator.is_valid(given) == is_valid
+        if is_valid:
+            check_devices(ClusterConfig.model_validate(given))
+        else:
+            with pytest.raises(InvalidRequest, match=rf"{section}\.device is '{device}'; Ray chooses the GPU"):
+                check_devices(ClusterConfig.model_validate(given))
 
 
 @pytest.mark.parametrize(

@@ -774,6 +774,7 @@ def test_the_schema_holds_the_limits_of_the_configuration():
             {"config": {"more_drafts": {"code": {"model": "/m", "device": "cuda"}}}},
             "config.more_drafts.code.device is cuda; draft.resources.limits has no GPU",
         ),
+        ({"config": {"more_drafts": {"code": {"model": "/m", "device": "cuda:1"}}}}, "code/device.*.not. failed"),
         (
             {"config": {"more_drafts": {"code": {"model": "/m"}}, "speculation": {"drafters": ["suffix"]}}},
             "config.speculation.drafters is suffix; it must include draft_model.code, or auto",

@@ -18,13 +18,14 @@ from cluster.config import load_config
 from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
     Deployment,
+    DraftPool,
     round_ahead,
     round_on_request,
     sizing_of,
     tokens_per_round,
 )
 from cluster.deploy.size.hardware import GPUS, measure_cpu, parse_gpus
-from cluster.deploy.size.model_shape import MODELS, read_model_shape
+from cluster.deploy.size.model_shape import MODELS, find_model, read_model_shape
 from cluster.deploy.size.placed_model import NUM_BYTES, PlacedModel
 from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
 
@@ -33,7 +34,9 @@ PAGE = (Path(__file__).resolve().parents[5] / "docs" / "sizing.md").read_text(en
 
 def placed(model="llama-70b", gpus="h200:8", dtype="bfloat16", efficiency=0.8) -> PlacedModel:
     name, gpu, count = parse_gpus(gpus)
-    return PlacedModel(shape=MODELS[model], device=name, gpu=gpu, count=count, dtype=dtype, efficiency=efficiency)
+    return PlacedModel(
+        shape=find_model(model, "--target"), device=name, gpu=gpu, count=count, dtype=dtype, efficiency=efficiency
+    )
 
 
 # GPUs, weights, bound by bandwidth alone and realistic speed of Llama 3.3 70B, one stream, tokens/s.
@@ -266,8 +269,14 @@ def test_drafts_bring_at_least_one_token_and_at_most_all_in_a_round_between_its_
     assert max(verify, draft) - 1e-9 <= ahead <= round_on_request(verify, draft, link) + 1e-9
 
 
-drafters = st.none() | st.builds(
-    placed, st.sampled_from(["smollm2", "llama-1b", "llama-8b"]), st.sampled_from(["l4", "h100", "b200"])
+pools = st.builds(
+    DraftPool,
+    section=st.just("draft"),
+    model=st.builds(
+        placed, st.sampled_from(["smollm2", "llama-1b", "pard-llama-1b"]), st.sampled_from(["l4", "h100", "b200"])
+    ),
+    outcomes=st.integers(0, 8),
+    max_workers=st.integers(1, 4),
 )
 deployments = st.builds(
     Deployment,
@@ -275,13 +284,11 @@ deployments = st.builds(
     concurrency=st.integers(1, 64),
     context=st.integers(1, 20_000),
     link_s=st.floats(0, 0.001),
-    drafter=drafters,
+    pools=st.lists(pools, max_size=2).map(tuple),
     acceptance=st.floats(0, 0.99),
     cpu_acceptance=st.none() | st.floats(0, 0.99),
     draft_tokens=st.none() | st.integers(1, 16),
     hit_rate=st.floats(0, 1),
-    outcomes=st.integers(1, 8),
-    max_workers=st.integers(1, 4),
     gpu_hour=st.none() | st.floats(0.01, 100),
     draft_gpu_hour=st.none(),
 )
@@ -308,13 +315,10 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
         concurrency=1,
         context=1024,
         link_s=0.0002,
-        drafter=None,
         acceptance=0.7,
         cpu_acceptance=0.5,
         draft_tokens=None,
         hit_rate=0.9,
-        outcomes=8,
-        max_workers=8,
     )
     many = replace(few, concurrency=1024)
     assert sizing_of(few).fastest.drafting == "on the CPU"
@@ -322,6 +326,8 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
     assert sizing_of(many).fastest.drafting == "none"
 
 
+LARGE = ["--target", "llama-70b", "--gpus", "h200:8", "--context", "1000"]
+EIGHT = ["--draft-tokens", "8", "--max-draft-workers", "1"]
 SIZE = ["size", "--target", "llama-70b", "--gpus", "h200:8", "--dtype", "fp8", "--concurrency", "32"]
 
 
@@ -392,6 +398,32 @@ def test_what_does_not_fit_says_what_would_and_ends_with_status_1(run):
     assert not sized(run, *arguments, "--gpus", f"h100:{enough // 2}")[1]["fits"]
 
 
+def test_a_parallel_draft_model_makes_one_forward_of_all_its_guesses(run):
+    """One forward over a row for each guess takes little longer than over one row."""
+    told = {
+        draft: {speed["drafting"]: speed for speed in sized(run, *LARGE, "--draft", draft, *EIGHT)[1]["speeds"]}
+        for draft in ("llama-1b", "pard-llama-1b")
+    }
+    round_s = {draft: speeds["on request"]["round_s"] for draft, speeds in told.items()}
+    forward_s = placed("llama-1b", "h200:1").forward_time(1, 1, 1000).total_s
+    assert round_s["llama-1b"] - round_s["pard-llama-1b"] == pytest.approx(7 * forward_s, rel=0.01)
+
+
+def test_more_guesses_pay_of_a_parallel_draft_model(run):
+    tokens = [
+        sized(run, *LARGE, "--draft", draft)[1]["cheapest"]["draft_tokens"] for draft in ("llama-8b", "pard-llama-8b")
+    ]
+    assert tokens[0] < tokens[1]
+
+
+def test_a_checkpoint_with_a_mask_token_is_a_parallel_draft_model(tmp_path):
+    directory = save_tiny_model(tmp_path)
+    plain = find_model(str(directory), "--draft")
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pard_token": 3}))
+    assert find_model(str(directory), "--draft") == replace(plain, is_parallel=True)
+
+
 def test_measured_times_take_the_place_of_the_roofline(run):
     told = sized(run, *SIZE[1:], "--row-times", "1:10,32:20,1000:500", "--link-ms", "0")[1]
     assert told["round"]["total_s"] == pytest.approx(0.020, rel=0.01)
@@ -423,7 +455,10 @@ def test_a_directory_is_a_model(run, tmp_path):
     ("arguments", "told"),
     [
         ("--target lama-70b", "--target is 'lama-70b'; known models are smollm2, llama-1b"),
-        ("--target lama-70b", "qwen3-235b-a22b; of others give a directory with a config.json"),
+        (
+            "--target lama-70b",
+            "parallel draft models pard- and such a name; of others give a directory with a config.json",
+        ),
         ("--draft lama-1b", "--draft is 'lama-1b'; known models are smollm2"),
         ("--gpus h300:8", "--gpus is 'h300'; known GPUs are a100"),
         ("--gpus h300:8", "describe others in a file: --hardware"),

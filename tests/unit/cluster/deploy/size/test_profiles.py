@@ -250,6 +250,43 @@ def test_a_head_that_a_configuration_does_not_name_is_none_of_its_ways(run, tmp_
     assert told["better"][0]["drafting"] == "by the head"
 
 
+SEVERAL = {
+    "draft": {"model": "/models/llama-8b", "gamma": 4},
+    "more_drafts": {"code": {"model": "/models/pard-llama-1b", "gamma": 12, "workers": 2, "ahead": 0}},
+    "router": {"max_running": 16},
+}
+
+
+def test_each_draft_model_of_a_configuration_is_sized_with_its_own_limits(run, tmp_path):
+    config = ClusterConfig.model_validate(SEVERAL)
+    told = judge(run, config, ["--target", "llama-70b", "--gpus", "h200:8"], 16, tmp_path)
+    assert told["drafts"] == {"draft": "llama-8b", "more_drafts.code": "pard-llama-1b"}
+    assert {speed["section"] for speed in told["speeds"]} == {None, *told["drafts"]}
+    configured = told["configured"]
+    assert (configured["section"], configured["drafting"]) == ("more_drafts.code", "on request")
+    assert configured["draft_workers"] == 2
+    assert told["settings"]["more_drafts.code.ahead"] > 0
+    assert any("Draft models are draft llama-8b, more_drafts.code pard-llama-1b" in note for note in told["notes"])
+
+
+@pytest.mark.parametrize(
+    ("drafters", "sections"),
+    [
+        (["auto"], {"draft", "more_drafts.code"}),
+        (["draft_model.code", "suffix"], {"more_drafts.code"}),
+        (["none"], set()),
+    ],
+)
+def test_draft_models_that_a_configurations_drafters_do_not_ask_are_not_sized(run, tmp_path, drafters, sections):
+    config = ClusterConfig.model_validate({**SEVERAL, "speculation": {"drafters": drafters}})
+    arguments = ["--target", "llama-70b", "--gpus", "h200:8", "--config"]
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(json.loads(config.model_dump_json())))
+    assert sized(run, *arguments, path)["drafts"].keys() == sections
+    draft_gpu = run("size", *arguments, path, "--draft-gpu", "l40s")
+    assert (draft_gpu[0] == 0) == bool(sections)
+
+
 def test_a_sizing_needs_a_target(refuse):
     assert "--target is None; give --target, or --config" in refuse("size", "--gpus", "h200:8")
 

@@ -280,6 +280,10 @@ def test_no_secret_is_told(validated, tmp_path, manifest, form):
     [
         ("speculation: {drafters: [sufix]}", "speculation.drafters"),
         ("speculation: {drafters: [none, suffix]}", "speculation.drafters"),
+        ("{more_drafts: {code: {model: m}}, speculation: {drafters: [suffix]}}", "speculation.drafters"),
+        ("speculation: {drafters: [eagle]}", "speculation.drafters"),
+        ("target: {device: 'cuda:1'}", "target.device"),
+        ("more_drafts: {code: {model: m, device: 'cuda:1'}}", "more_drafts.code.device"),
         ("speculation: {drafter_options: {sufix: {len_threshold: 5}}}", "speculation.drafter_options"),
         ("speculation: {drafter_options: {suffix: {len_treshold: 5}}}", "speculation.drafter_options.suffix"),
         ("target: {tensor_parallel: yes}", "target.tensor_parallel"),
