@@ -186,8 +186,11 @@ class Directory:
     def wanted_model(self, pool: str) -> WantedModel:
         return self._by_hand.models.get(pool, WantedModel())
 
-    def take_turn(self, pool: str, worker: str) -> bool:
-        """Whether this worker may change its model now: see `ModelTurns.take`."""
+    def take_turn(self, pool: str, worker: str, is_changing: bool = False) -> bool:
+        """Whether this worker may change its model now: see `ModelTurns.take`. is_changing: it has the turn, and renews
+        it. For `ttl_s` seconds after a restart of the directory, which knows of no turns, nobody else gets one."""
+        if self._is_restarted and self._clock() < self._filled_at and not is_changing:
+            return False
         return self._turns.take(pool, worker)
 
     def end_turn(self, pool: str, worker: str) -> None:

@@ -154,9 +154,11 @@ class DraftReplica:
 
     def _follow(self, wanted: WantedModel) -> None:
         """Change to the wanted model, if it is this worker's turn."""
-        if self._runs(wanted) or not self._has_turn():
+        if self._runs(wanted) or not self._tell("take_turn", self._name):
             return
-        turn = Heartbeat(self._has_turn, _LOOK_AGAIN_S, "turn to change the draft model")
+        turn = Heartbeat(
+            lambda: self._tell("take_turn", self._name, True), _LOOK_AGAIN_S, "turn to change the draft model"
+        )
         try:
             self._change(wanted)
         finally:
@@ -229,9 +231,6 @@ class DraftReplica:
     def _refuse(self, wanted: WantedModel, reason: str) -> None:
         self._followed = wanted.number
         self._tell("refuse_model", self._name, wanted.number, reason)
-
-    def _has_turn(self) -> bool:
-        return bool(self._tell("take_turn", self._name))
 
     def _tell(self, method: str, *arguments: object) -> object:
         """The directory's answer; None if there is none."""

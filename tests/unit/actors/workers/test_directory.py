@@ -252,6 +252,18 @@ def test_one_worker_of_a_pool_at_a_time_changes_its_model_and_one_that_is_gone_k
     assert directory.take_turn("draft", "a")
 
 
+def test_after_a_restart_the_worker_that_is_changing_its_model_keeps_its_turn():
+    clock = Clock()
+    directory = Directory(LinkKeys.generate(), TTL_S, clock, is_restarted=True)
+    assert not directory.take_turn("draft", "b")  # sooner than the one that has the turn
+    assert directory.take_turn("draft", "a", is_changing=True)
+    clock.now += TTL_S
+    assert not directory.take_turn("draft", "b")
+    assert directory.take_turn("code", "b")  # nobody has said that it is changing there
+    directory.end_turn("draft", "a")
+    assert directory.take_turn("draft", "b")
+
+
 def test_refusals_of_workers_that_come_and_go_do_not_pile_up():
     directory = Directory(LinkKeys.generate())
     number = directory.want_model("draft", "/models/a").number

@@ -4,6 +4,7 @@ Covers `actors.workers.draft_pool`.
 """
 
 import shutil
+import threading
 import time
 import weakref
 
@@ -91,3 +92,29 @@ def test_one_model_at_a_time_is_in_memory_and_one_that_cannot_be_loaded_is_refus
     time.sleep(0.3)  # it looks again
     assert len(replica.loads) == 4
     replica.check_health()
+
+
+def test_a_directory_that_restarts_during_a_change_gives_nobody_else_a_turn_until_it_is_over(replica, models):
+    followed(replica, 0)
+    loading, may_load, load = threading.Event(), threading.Event(), replica._load
+
+    def load_slowly(settings: DraftSettings, number: int) -> None:
+        loading.set()
+        assert may_load.wait(PATIENCE_S)
+        load(settings, number)
+
+    replica._load = load_slowly
+    replica.directory.want_model("draft", str(models / "b"))
+    assert loading.wait(PATIENCE_S)
+    restarted = Directory(LinkKeys.generate(), ttl_s=0.5, is_restarted=True)
+    restarted.want_model("draft", str(models / "b"))
+    replica.directory = restarted
+    until = time.monotonic() + 0.8
+    while time.monotonic() < until:
+        assert not restarted.take_turn("draft", "another worker")
+        time.sleep(0.01)
+    may_load.set()
+    followed(replica, 1)
+    until = time.monotonic() + PATIENCE_S
+    while not restarted.take_turn("draft", "another worker"):
+        assert time.monotonic() < until
