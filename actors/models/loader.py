@@ -12,6 +12,7 @@ from actors.errors import ModelError
 from actors.models.dtypes import choose_dtype
 from actors.models.layer_types import has_recurrent_state
 from actors.models.quiet import quiet_transformers
+from actors.models.rank_plans import add_biases_once, check_own_plan, plan_of, with_own_plan
 from actors.models.source import ModelSource
 from actors.models.stored_quantization import check_stored_quantization, stored_quantization, unify_dtype
 from actors.options import Dtype, ModelOptions, Quantization, TargetOptions
@@ -180,7 +181,7 @@ def check_tensor_parallel(source: ModelSource, ranks: int) -> None:
     text = load_config(source).get_text_config()
     if ranks == 1:
         return
-    if not getattr(text, "base_model_tp_plan", None):
+    if not plan_of(text):
         raise ModelError(
             f"model {source.spec!r}: {text.model_type} has no tensor-parallel plan; tensor_parallel must be 1"
         )
@@ -189,6 +190,7 @@ def check_tensor_parallel(source: ModelSource, ranks: int) -> None:
         if count % ranks:
             limit = f"it must divide the {count} {what} heads of model {source.spec!r}"
             raise ModelError(f"tensor_parallel is {ranks}; {limit}")
+    check_own_plan(source.spec, text, stored_quantization(text), ranks)
 
 
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
@@ -245,6 +247,7 @@ def _load_model(
     options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False}
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
+        options["config"] = with_own_plan(config)
     elif device != "cpu" or stored is not None:
         options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
@@ -267,9 +270,12 @@ def _load_model(
     if stored is not None:
         unify_dtype(model, torch_dtype)
     if tensor_parallel > 1:
+        import torch.distributed as dist
+
         from actors.models.shards import unwrap_shards
 
         unwrap_shards(model)
+        add_biases_once(model, dist.get_rank())
     model.eval()
     model.requires_grad_(False)
     return model
