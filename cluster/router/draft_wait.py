@@ -98,6 +98,12 @@ class DraftWait:
         self.overhead_s = 0.0  # time of a round outside of the target's forward and the wait for drafts
         self._has_overhead = False
 
+    def with_same_overhead(self) -> DraftWait:
+        """Another one, which knows what rounds take without asking, and nothing else."""
+        other = DraftWait()
+        other.overhead_s, other._has_overhead = self.overhead_s, self._has_overhead
+        return other
+
     def expected_wait_s(self, num_emitting: int) -> float:
         load = self._loads.get(num_emitting.bit_length())
         return load.wait_s / load.rounds if load is not None and load.rounds > 0.0 else 0.0

@@ -8,12 +8,16 @@ from cluster.router.draft_wait import DraftWait, Load
 
 Pools = tuple[int, ...]  # indices of the pools that a round asks
 
-_CAUTION = 1.02  # all pools together must be better than one of them by this factor: they are busy for it
+_CAUTION = 1.02  # each further pool must make a choice better by this factor: it is busy for it
 
 
 class PoolWait:
-    """A round asks no pool, one of them, or all of them together. What asking has brought is known for each of these
-    choices (`DraftWait`), and the one with most tokens a second is taken.
+    """A round asks no pool, one of them, or several together. What asking has brought is known for each choice that has
+    been tried (`DraftWait`), and the one with most tokens a second is taken.
+
+    Tried are each pool alone, and the best choice so far with one pool more or one less, so that a third pool joins
+    only two that are better together than alone. Of two pools these are all choices. Of more, choices grow with the
+    square of their number, not as its power of two.
 
     The choices are compared by their gain over the same rounds without drafts of these pools, so the text being easy
     or hard does not disturb the comparison. Each is asked in a few consecutive rounds first: a draft model that is
@@ -22,10 +26,7 @@ class PoolWait:
     """
 
     def __init__(self, num_pools: int = 1) -> None:
-        choices: list[Pools] = [(pool,) for pool in range(num_pools)]
-        if num_pools > 1:
-            choices.append(tuple(range(num_pools)))
-        self._waits = {pools: DraftWait() for pools in choices}
+        self._waits: dict[Pools, DraftWait] = {(pool,): DraftWait() for pool in range(num_pools)}
         self._first = self._waits[(0,)]
 
     @property
@@ -45,10 +46,10 @@ class PoolWait:
     def pools_to_ask(self, num_emitting: int, there: Collection[int]) -> Pools:
         """The pools that a round with this many emitting sequences asks. there: those that it could ask, at least one.
         Counts the call as a round."""
-        choices = [pools for pools in self._waits if all(pool in there for pool in pools)]
-        if len(choices) == 1:
-            return choices[0] if self._waits[choices[0]].pays(num_emitting) else ()
-        loads = {pools: self._waits[pools].load(num_emitting) for pools in choices}
+        if len(there) == 1:
+            (pool,) = there
+            return (pool,) if self._waits[(pool,)].pays(num_emitting) else ()
+        loads = self._loads(num_emitting, there)
         for pools, load in loads.items():
             if load.is_being_tried():
                 return pools
@@ -64,7 +65,7 @@ class PoolWait:
         """Whether rounds ask the pool by what is known, or do not know yet; no try is due for this."""
         if len(self._waits) == 1:
             return self._first.seems_to_pay(num_emitting)
-        loads = {pools: wait.load(num_emitting) for pools, wait in self._waits.items()}
+        loads = self._loads(num_emitting, self._pools())
         if any(not load.is_known for pools, load in loads.items() if pool in pools):
             return True
         return pool in _best_of(loads)
@@ -81,23 +82,52 @@ class PoolWait:
             wait = self._waits[asked]
             wait.observe(num_emitting, True, tokens, gained, outside_s=outside_s, verify_s=verify_s, best=best)
 
-    def _best_other(self, num_emitting: int, asked: Pools) -> float:
-        """The greatest known advantage of the other choices; asking nobody has 1."""
-        loads = (wait.load(num_emitting) for pools, wait in self._waits.items() if pools != asked)
-        return max([1.0, *(load.advantage for load in loads if load.is_known)])
-
     def forget_pool(self, pool: int) -> None:
         """Drop what asking the pool has brought, alone or with others."""
         for pools, wait in self._waits.items():
             if pool in pools:
                 wait.forget_loads()
 
+    def _pools(self) -> list[int]:
+        return [pools[0] for pools in self._waits if len(pools) == 1]
+
+    def _loads(self, num_emitting: int, there: Collection[int]) -> dict[Pools, Load]:
+        """What is known of the choices to be compared: each pool alone, the best choice and its neighbours."""
+        loads: dict[Pools, Load] = {
+            pools: wait.load(num_emitting)
+            for pools, wait in self._waits.items()
+            if len(pools) == 1 and pools[0] in there
+        }
+        if not all(load.is_known for load in loads.values()):
+            return loads
+        tried = {pools: wait.load(num_emitting) for pools, wait in self._waits.items() if set(pools) <= set(there)}
+        best = max(tried, key=lambda pools: _value(pools, tried[pools]) if tried[pools].is_known else 0.0)
+        for pools in (best, *_neighbours(best, there)):
+            loads[pools] = self._wait_of(pools).load(num_emitting)
+        return loads
+
+    def _wait_of(self, pools: Pools) -> DraftWait:
+        if pools not in self._waits:
+            self._waits[pools] = self._first.with_same_overhead()
+        return self._waits[pools]
+
+    def _best_other(self, num_emitting: int, asked: Pools) -> float:
+        """The greatest known advantage of the other choices; asking nobody has 1."""
+        loads = (wait.load(num_emitting) for pools, wait in self._waits.items() if pools != asked)
+        return max([1.0, *(load.advantage for load in loads if load.is_known)])
+
+
+def _neighbours(choice: Pools, there: Collection[int]) -> list[Pools]:
+    """The choices with one pool more or one less, but not without any."""
+    changed = (set(choice) ^ {pool} for pool in sorted(there))
+    return [tuple(sorted(pools)) for pools in changed if pools]
+
+
+def _value(pools: Pools, load: Load) -> float:
+    return load.advantage / _CAUTION ** (len(pools) - 1)
+
 
 def _best_of(loads: dict[Pools, Load]) -> Pools:
     """The choice with most tokens a second; (): asking nobody."""
-
-    def value(pools: Pools) -> float:
-        return loads[pools].advantage / (_CAUTION if len(pools) > 1 else 1.0)
-
-    best = max(loads, key=value)
+    best = max(loads, key=lambda pools: _value(pools, loads[pools]))
     return best if loads[best].has_paid else ()
