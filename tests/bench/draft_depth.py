@@ -1,11 +1,14 @@
-"""Depth of drafts by value against fixed depths, for draft models of two qualities and four costs.
+"""Depth of drafts by value against fixed depths, for draft models or heads of two qualities and four costs.
 
-    python tests/bench/draft_depth.py [--prompts 24] [--tokens 40] [--costs 2 5 10 20]
+    python tests/bench/draft_depth.py [--head] [--prompts 24] [--tokens 40] [--costs 2 5 10 20]
 
 The target is SmolLM2, greedy. Draft models are copies of it: one in int4, one with noise of 8 % on its weights. The
 target's answers, and what each copy would draft at every position of them, are computed once. Then a real router plays
 rounds over them in simulated time: a forward of the draft model takes a share of the target's, and a row more 0.5 % of
 it. Fixed depths are those of a sweep. Prints tokens per simulated second, and the ratio to the best fixed depth.
+
+With --head, the copies draft as a head does: at the end of a round for the next one, after the target, as deep as the
+round before it said. A level takes that share.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import torch
 
@@ -24,7 +28,16 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.home import paceline_home
-from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
+from actors.messages import (
+    DraftBatch,
+    DraftItem,
+    DraftResult,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    VerifyBatch,
+    VerifyResult,
+)
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_model
 from cluster.offline.engine import Generation, LocalEngine
@@ -32,6 +45,7 @@ from cluster.router.draft_depth import DraftDepth
 from paceline_testing.toy_target import ToyTarget
 
 MOST_DEPTH = 12
+_VERIFY = LocalEngine._verify
 TARGET_S, ROW_SHARE = 0.02, 0.005
 TOPICS = ("a lamp", "the sea", "bread", "a bicycle", "chess", "rain", "a letter", "a garden")
 WISHES = ("Explain {} in two sentences.", "Write a short list about {}.", "Tell a story about {}.")
@@ -59,11 +73,11 @@ class Drafts:
             for text, tree in zip(texts, engine.draft(DraftBatch(position, items)).trees, strict=True):
                 self._chains[text] = tree.token_ids.tolist(), tree.confidence.tolist()
 
-    def chain(self, text: Sequence[int], item: DraftItem) -> tuple[DraftTree, int]:
-        """The chain that a worker would answer with, and its forwards."""
+    def chain(self, text: Sequence[int], most: int, min_confidence: float) -> tuple[DraftTree, int]:
+        """The chain that a worker or head would answer with, and its forwards."""
         tokens, confidence = self._chains.get(tuple(text), ([], []))
-        most = min(item.max_nodes, item.max_depth, len(tokens))
-        depth = next((d for d in range(1, most) if confidence[d - 1] < item.min_confidence), most)
+        most = min(most, len(tokens))
+        depth = next((d for d in range(1, most) if confidence[d - 1] < min_confidence), most)
         return DraftTree.chain(np.array(tokens[:depth], np.int32), np.array(confidence[:depth], np.float32)), depth
 
 
@@ -84,7 +98,8 @@ class Worker:
             text = self._texts.get(delta.seq_id, [])[: delta.start] + delta.token_ids.tolist()
             self._texts[delta.seq_id] = text
             if item.max_nodes:
-                tree, num_forwards = self._drafts.chain(text, item)
+                most_nodes = min(item.max_nodes, item.max_depth)
+                tree, num_forwards = self._drafts.chain(text, most_nodes, item.min_confidence)
                 most = max(most, num_forwards)
                 seq_ids.append(delta.seq_id)
                 trees.append(tree)
@@ -116,6 +131,45 @@ class KnownTarget(ToyTarget):
         self.lose_all()
 
 
+class KnownTargetWithHead(KnownTarget):
+    """With a head that drafts at the end of each round."""
+
+    has_head = True
+
+    def __init__(self, answers: Sequence[Generation], drafts: Drafts, level_s: float, most_levels: int) -> None:
+        super().__init__(answers, drafts.vocab_size)
+        self._drafts, self._level_s, self._most_levels = drafts, level_s, most_levels
+        self._texts: dict[int, list[int]] = {}
+        self.head_s = 0.0  # of the last round
+
+    def verify(self, batch: VerifyBatch, masks: Any = None) -> VerifyResult:
+        for item in batch.items:
+            delta = item.delta
+            self._texts[delta.seq_id] = self._texts.get(delta.seq_id, [])[: delta.start] + delta.token_ids.tolist()
+        result = super().verify(batch, masks)
+        items = {item.delta.seq_id: item for item in batch.items}
+        seq_ids, trees, levels = [], [], 0
+        for verdict in result.verdicts:
+            item = items[verdict.seq_id]
+            if verdict.next_token >= 0 and item.head_nodes > 0:
+                path = item.tree.token_ids[verdict.path].tolist()
+                text = [*self._texts[verdict.seq_id], *path, verdict.next_token]
+                most = min(item.head_nodes, self._most_levels)
+                tree, num_levels = self._drafts.chain(text, most, item.head_min_confidence)
+                levels = max(levels, num_levels)
+                seq_ids.append(verdict.seq_id)
+                trees.append(tree)
+        self.head_s = levels * self._level_s
+        return msgspec.structs.replace(result, drafted_seq_ids=seq_ids, drafts=trees)
+
+
+def timed_verify(engine: LocalEngine, batch: VerifyBatch) -> VerifyResult:
+    """`LocalEngine._verify`, which leaves out the head's time where times are simulated, and that time."""
+    result = _VERIFY(engine, batch)
+    engine._simulated_s += engine.target.head_s
+    return msgspec.structs.replace(result, head_s=engine.target.head_s)
+
+
 def speed(
     spec: str,
     answers: Sequence[Generation],
@@ -123,12 +177,16 @@ def speed(
     cost: float,
     batch_size: int = 1,
     fixed: int | None = None,
+    is_head: bool = False,
 ) -> tuple[float, float]:
     """(tokens per simulated second after the prompts, tokens a round). spec: the target; cost: time of a draft forward,
-    as a share of the target's; fixed: depth of all drafts, None: by value."""
+    as a share of the target's; fixed: depth of all drafts, None: by value; is_head: a head drafts, no worker."""
     worker = Worker(drafts, cost * TARGET_S)
     with ExitStack() as stack:
         target = KnownTarget(answers, drafts.vocab_size)
+        if is_head:
+            target = KnownTargetWithHead(answers, drafts, cost * TARGET_S, fixed or MOST_DEPTH)
+            stack.enter_context(patch.object(LocalEngine, "_verify", timed_verify))
         stack.enter_context(patch.object(offline, "build_target_engine", lambda *_, **__: target))
         stack.enter_context(patch.object(offline, "warm_up", lambda _: [(1, 0.0), (64, 0.0)]))
         stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
@@ -137,7 +195,8 @@ def speed(
             stack.enter_context(patch.object(DraftDepth, "min_confidence", lambda *_: 0.0))
         engine = LocalEngine(
             spec,
-            drafters=("draft_model",),
+            drafters=("eagle" if is_head else "draft_model",),
+            eagle_head="in the target" if is_head else "none",
             batch_size=batch_size,
             gamma=fixed or MOST_DEPTH,
             kv_cache_tokens=8192,
@@ -178,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--head", action="store_true", help="the copies are heads beside the target")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--costs", type=float, nargs="+", default=[2, 5, 10, 20], help="percent of a target's forward")
     arguments = parser.parse_args()
@@ -195,13 +255,14 @@ def main() -> None:
         drafts = Drafts(model, answers)
         for cost in arguments.costs:
             sweep = {
-                depth: speed("smollm2", answers, drafts, cost / 100, arguments.batch, depth)[0]
+                depth: speed("smollm2", answers, drafts, cost / 100, arguments.batch, depth, arguments.head)[0]
                 for depth in (1, 2, 3, 4, 5, 6, 8, 10, MOST_DEPTH)
             }
             best = max(sweep, key=lambda depth: sweep[depth])
-            own, per_round = speed("smollm2", answers, drafts, cost / 100, arguments.batch)
+            own, per_round = speed("smollm2", answers, drafts, cost / 100, arguments.batch, None, arguments.head)
             print(
-                f"{name}, a draft forward takes {cost:g} %: by value {own:.1f} tokens/s at {per_round:.2f} a round; "
+                f"{name}{' as a head' * arguments.head}, a draft forward takes {cost:g} %: "
+                f"by value {own:.1f} tokens/s at {per_round:.2f} a round; "
                 f"best fixed depth {best}: {sweep[best]:.1f}; ratio {own / sweep[best]:.3f}",
                 flush=True,
             )
