@@ -106,10 +106,10 @@ def test_a_directory_that_restarts_during_a_change_gives_nobody_else_a_turn_unti
     replica._load = load_slowly
     replica.directory.want_model("draft", str(models / "b"))
     assert loading.wait(PATIENCE_S)
-    restarted = Directory(LinkKeys.generate(), ttl_s=0.5, is_restarted=True)
+    restarted = Directory(LinkKeys.generate(), ttl_s=0.25, is_restarted=True)
     restarted.want_model("draft", str(models / "b"))
     replica.directory = restarted
-    until = time.monotonic() + 0.8
+    until = time.monotonic() + 0.4
     while time.monotonic() < until:
         assert not restarted.take_turn("draft", "another worker")
         time.sleep(0.01)
