@@ -47,11 +47,13 @@ class ModelCard:
         }
 
 
-def capabilities(has_chat_template: bool, scores_prompts: bool) -> tuple[str, ...]:
+def capabilities(has_chat_template: bool, scores_prompts: bool, fills_in: bool) -> tuple[str, ...]:
     """Names of what can be asked of a model: endpoints, then what answers can have."""
     chat = ("chat", "responses", "messages") if has_chat_template else ()
     tools = ("tools",) if has_chat_template else ()
     prompt_logprobs = ("prompt_logprobs",) if scores_prompts else ()
+    suffix = ("suffix",) if fills_in else ()
     return (
-        "completion", *chat, "tokenize", *tools, "structured_outputs", "logprobs", *prompt_logprobs, "speculation",
+        "completion", *suffix, *chat, "tokenize", *tools, "structured_outputs", "logprobs", *prompt_logprobs,
+        "speculation",
     )  # fmt: skip

@@ -82,7 +82,11 @@ class GenerationService:
     @property
     def card(self) -> ModelCard:
         model = self.model
-        able = capabilities(self.codec.has_chat_template, scores_prompts=model.max_side_len is None)
+        able = capabilities(
+            self.codec.has_chat_template,
+            scores_prompts=model.max_side_len is None,
+            fills_in=self.codec.fill_in_marks is not None,
+        )
         return ModelCard(model, self._config.max_new_tokens, able)
 
     def check_model(self, name: str | None) -> None:

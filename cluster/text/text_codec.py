@@ -14,6 +14,7 @@ import numpy as np
 from actors.errors import InvalidRequest, Size
 from cluster.text.chat_format import NO_TOOLS, ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions
+from cluster.text.fill_in import fill_in_marks
 from cluster.text.token_bound import token_bound
 from cluster.validation import counted
 
@@ -61,6 +62,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._model_name = model_name
         self.chat_format = ChatFormat(tokenizer, tool_parser)
+        self.fill_in_marks = fill_in_marks(tokenizer)
         self._rust = getattr(tokenizer, "backend_tokenizer", None)
         self._lock = threading.Lock()  # for tokenizers written in Python
         if self._rust is not None:

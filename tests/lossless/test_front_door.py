@@ -218,6 +218,22 @@ async def test_an_echo_and_prompt_log_probabilities_have_as_many_as_each_asks_fo
             assert all(logprobs <= len(found) <= logprobs + 1 for found in choice["logprobs"]["top_logprobs"][1:])
 
 
+async def test_the_best_of_several_answers_are_the_likeliest_whoever_asks_for_their_scores(service):
+    fields = {"prompt": ["The answer is", "No"], "max_tokens": 6, "seed": 5, "temperature": 1.5}
+    every = await ask(service, "/v1/completions", **fields, n=4, logprobs=1)
+    groups = [every["choices"][:4], every["choices"][4:]]
+    ranked = [sorted(group, key=lambda one: -np.mean(one["logprobs"]["token_logprobs"])) for group in groups]
+    wanted = [one["text"] for group in ranked for one in group[:2]]
+    assert wanted != [one["text"] for group in groups for one in group[:2]]
+    for more in ({}, {"logprobs": 1}, {"echo": True, "logprobs": 1}):
+        found = await ask(service, "/v1/completions", **fields, **more, n=2, best_of=4)
+        echoed = [prompt * more.get("echo", False) for prompt in fields["prompt"] for _ in range(2)]
+        assert [one["text"] for one in found["choices"]] == list(map("".join, zip(echoed, wanted, strict=True)))
+        assert [one["index"] for one in found["choices"]] == [0, 1, 2, 3]
+        assert [one["logprobs"] is not None for one in found["choices"]] == [bool(more)] * 4
+        assert found["usage"] | {"prompt_tokens_details": {}} == every["usage"] | {"prompt_tokens_details": {}}
+
+
 async def test_usage_tells_how_much_of_a_prediction_came_true(service):
     fields = {"messages": MESSAGES, "max_tokens": 40, "temperature": 0}
     first = await ask(service, "/v1/chat/completions", **fields)

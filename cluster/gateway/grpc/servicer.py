@@ -34,7 +34,7 @@ from cluster.gateway.requests.schema import CompletionBody, completion_call, par
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tokenizing import DetokenizeBody, detokenize, parse_tokenize, tokenize
 from cluster.tenants.gatekeeper import Tenant
-from cluster.text.chat_format import ChatFormat
+from cluster.text.text_codec import TextCodec
 from cluster.validation import counted
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class InferenceServicer:
         with _own_fields(), self._service.counting_refusals():
             self._check_size(request)
             self._check_lengths(request, request.prompt_token_ids.ids)
-            call = _call(request, self._service.codec.chat_format)
+            call = _call(request, self._service.codec)
         with _own_fields():
             return await self._service.prepare(call, f"gen-{uuid.uuid4().hex}", tenant, origin)
 
@@ -223,7 +223,7 @@ def _origin_of(context: Context) -> CallOrigin:
     return CallOrigin(found, given.get("traceparent"), given.get("tracestate"))
 
 
-def _call(request: inference_pb2.GenerateRequest, chat_format: ChatFormat) -> GenerationCall:
+def _call(request: inference_pb2.GenerateRequest, codec: TextCodec) -> GenerationCall:
     """Raises InvalidRequest, with the same messages as over HTTP."""
     timeout_s = request.timeout_s if request.HasField("timeout_s") else None
     if timeout_s is not None and not 0 < timeout_s < float("inf"):
@@ -251,16 +251,20 @@ def _call(request: inference_pb2.GenerateRequest, chat_format: ChatFormat) -> Ge
     if kind == "conversation":
         if request.echo:
             raise InvalidRequest("echo", True, "a conversation is not echoed; send its text as prompt")
+        if request.suffix:
+            limit = "a conversation has none; send its text as prompt"
+            raise InvalidRequest("suffix", counted(len(request.suffix), "character"), limit)
         fields |= conversation_fields(request) | choice_fields(request) | logprob_fields(request)
-        return chat_call(parse_fields(ChatBody, fields), chat_format, timeout_s)
+        return chat_call(parse_fields(ChatBody, fields), codec.chat_format, timeout_s)
     if kind is None:
         raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
     refuse_chat_fields(request)
     fields["echo"] = request.echo
+    fields["suffix"] = request.suffix
     if request.HasField("logprobs"):
         fields["logprobs"] = request.logprobs
     fields["prompt"] = request.prompt if kind == "prompt" else list(request.prompt_token_ids.ids)
-    return completion_call(parse_fields(CompletionBody, fields), timeout_s)
+    return completion_call(parse_fields(CompletionBody, fields), timeout_s, codec.fill_in_marks)
 
 
 def _tokenize_fields(request: inference_pb2.TokenizeRequest) -> dict[str, Any]:

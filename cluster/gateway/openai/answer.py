@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from cluster.gateway.answers.likeliest import likeliest
 from cluster.gateway.answers.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 from cluster.gateway.answers.piece import Piece, joined
 from cluster.gateway.answers.prepared_call import PreparedCall
@@ -36,7 +37,9 @@ class AnswerWriter(ABC):
             by_choice[piece.choice].append(piece)
             self.totals.add(piece)
         wholes = [joined(own) for own in by_choice]
-        answer = self._object(self.kind, [self._whole_choice(whole) for whole in wholes])
+        given = likeliest(wholes, self._prepared.call)
+        choices = [{**self._whole_choice(whole), "index": index} for index, whole in enumerate(given)]
+        answer = self._object(self.kind, choices)
         answer |= self._of_prompt(wholes[0])
         answer["usage"] = self.totals.usage()
         if self._prepared.call.wants_stats:

@@ -46,7 +46,7 @@ def add_openai_routes(app: FastAPI, service: GenerationService, config: GatewayC
         with service.counting_refusals():
             fields = read_fields(await read_body(request, config.max_body_bytes), service.model.max_model_len)
             body = parse_fields(CompletionBody, fields, config.unknown_fields)
-            call = completion_call(body, timeout_s(request))
+            call = completion_call(body, timeout_s(request), service.codec.fill_in_marks)
         return await answer(request, "cmpl", body, call)
 
     @app.post("/v1/chat/completions", tags=["openai"], openapi_extra=request_body(ChatBody))

@@ -28,6 +28,7 @@ class GenerationCall:
     tool_use: ToolUse = NO_TOOLS
     model: str | None = None  # None: the served model
     n: int = 1
+    num_given: int | None = None  # of the n answers to each prompt, the likeliest are given; None: all are
     options: GenerationOptions = HTTP_DEFAULTS
     max_tokens_field: str = "max_tokens"
     constraint_field: str = "structured_outputs"  # the client's name of `options.structured_outputs`

@@ -51,7 +51,7 @@ _NO_BEAMS = (
 FOREIGN_FIELDS: dict[str, ForeignField] = {
     # OpenAI
     "audio": _only(reason="answers are text"),
-    "best_of": _only(1, reason=f"answers are not ranked; ask for several with n; {_NO_BEAMS}"),
+    "best_of": _only(1, reason=f"answers are ranked by /v1/completions only; ask for several with n; {_NO_BEAMS}"),
     "function_call": _only("none", reason="it is deprecated; see tools"),
     "functions": _only([], reason="it is deprecated; see tools"),
     "metadata": _BOOKKEEPING,
@@ -63,7 +63,7 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "safety_identifier": _BOOKKEEPING,
     "service_tier": _only("auto", "default", "flex", reason="there is one tier"),
     "store": _only(False, reason="nothing is stored here"),
-    "suffix": ForeignField("", ("",), holds_text=True),
+    "suffix": ForeignField("/v1/completions has it", ("",), holds_text=True),
     "verbosity": _only("medium", reason="no model here has it"),
     "web_search_options": _only(reason="there is no web search"),
     # vLLM

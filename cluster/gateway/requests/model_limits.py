@@ -17,8 +17,9 @@ def check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> None
         limit = f"at most {max_stops} are taken (gateway.max_stops)"
         raise InvalidRequest(call.stop_field, counted(len(call.stop), "string"), limit)
     if len(call.prompts) * call.n > MAX_CHOICES:
+        field = "n" if call.num_given is None else "best_of"
         raise InvalidRequest(
-            "n", call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
+            field, call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
         )
     if call.options.drafters is not None:
         _check_drafters(call.options.drafters, model)

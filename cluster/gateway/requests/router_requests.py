@@ -47,7 +47,7 @@ def shared_request(
         timed_rounds=-1 if timed_rounds is None else timed_rounds,
         grammar=grammar,
         grammar_field=call.constraint_field or "tools",
-        num_logprobs=options.num_logprobs,
+        num_logprobs=max(options.num_logprobs, -1 if call.num_given is None else 0),  # answers are ranked by them
         num_prompt_logprobs=options.num_prompt_logprobs,
         drafters=options.drafters,
         max_draft_tokens=options.max_draft_tokens,

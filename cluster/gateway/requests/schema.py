@@ -30,6 +30,7 @@ from cluster.generation import (
     NumNewTokens,
     SamplingFields,
 )
+from cluster.text.fill_in import FillInMarks
 from cluster.text.text_codec import Prompt
 from cluster.validation import StrictFields, counted, first_problem, shown, size_of
 
@@ -137,6 +138,8 @@ class CompletionBody(GenerationFields):
     logprobs: NumLogprobs | None = None
     prompt_logprobs: PromptLogprobs = None  # of the prompt's tokens, and so many of the likeliest in their places
     echo: bool | None = None  # the text and its log-probabilities begin with the prompt
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None  # so many answers, of which the n likeliest are given
+    suffix: str | None = None  # what follows the answer, for models that fill in the middle
 
 
 def parse_json_object(data: bytes, field: str = "body") -> dict[str, Any]:
@@ -164,24 +167,55 @@ def parse_fields(
         raise _invalid(kind, error) from None
 
 
-def completion_call(body: CompletionBody, timeout_s: float | None) -> GenerationCall:
-    """Raises InvalidRequest."""
+def completion_call(body: CompletionBody, timeout_s: float | None, marks: FillInMarks | None) -> GenerationCall:
+    """marks: the model's, None if it has none. Raises InvalidRequest."""
     echo, max_tokens = bool(body.echo), body.max_tokens
     if max_tokens == 0 and not echo:
         raise InvalidRequest("max_tokens", 0, "it must be at least 1; 0 needs echo: true")
     call = make_call(
         body,
         None if max_tokens is None else max(1, max_tokens),
-        prompts=prompts_of(body.prompt),
+        prompts=_prompts(body, marks),
         prompt_field="prompt",
         logprobs=body.logprobs,
         timeout_s=timeout_s,
     )
-    call = replace(call, echo=echo, hides_answer=max_tokens == 0)
+    call = _ranked(body, replace(call, echo=echo, hides_answer=max_tokens == 0))
     if echo and body.logprobs is not None:
         call = replace(call, options=call.options.model_copy(update={"prompt_logprobs": body.logprobs}))
     call = with_prompt_logprobs(call, body.prompt_logprobs, body.stream)
     return call if body.add_special_tokens is None else replace(call, add_special_tokens=body.add_special_tokens)
+
+
+def _prompts(body: CompletionBody, marks: FillInMarks | None) -> tuple[Prompt, ...]:
+    """With the texts that follow them, if there is a suffix. Raises InvalidRequest."""
+    if not body.suffix:
+        return prompts_of(body.prompt)
+    given = counted(len(body.suffix), "character")
+    if marks is None:
+        limit = "the model has no special tokens for filling in the middle; write what follows into the prompt"
+        raise InvalidRequest("suffix", given, limit, "unsupported_value")
+    if body.echo:
+        raise InvalidRequest("suffix", given, "with echo it is not taken; leave one of them out", "unsupported_value")
+    prompts = (body.prompt,) if isinstance(body.prompt, str) else tuple(body.prompt)
+    texts = tuple(marks.prompt(prompt, body.suffix) for prompt in prompts if isinstance(prompt, str))
+    if not texts or len(texts) < len(prompts):
+        raise InvalidRequest("suffix", given, "it needs a prompt that is text", "unsupported_value")
+    return texts
+
+
+def _ranked(body: CompletionBody, call: GenerationCall) -> GenerationCall:
+    """The call for `best_of` answers. 1, which some clients always send, asks for none but the n. Raises
+    InvalidRequest."""
+    if body.best_of in (None, 1, call.n):
+        return call
+    assert body.best_of is not None
+    if body.best_of < call.n:
+        raise InvalidRequest("best_of", body.best_of, f"it must be at least n, which is {call.n}")
+    if body.stream:
+        limit = "a stream cannot be ranked before it ends; leave out stream, or best_of"
+        raise InvalidRequest("best_of", body.best_of, limit, "unsupported_value")
+    return replace(call, n=body.best_of, num_given=call.n)
 
 
 def with_prompt_logprobs(call: GenerationCall, count: int | None, stream: bool | None) -> GenerationCall:

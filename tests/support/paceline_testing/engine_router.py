@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,12 +24,12 @@ class EngineRouter:
         self.engine = engine
         self.requests: list[GenerationRequest] = []
         self._thread = ThreadPoolExecutor(1)
-        self._turn = asyncio.Lock()
+        self._turns: defaultdict[asyncio.AbstractEventLoop, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each test
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         loop = asyncio.get_running_loop()
         self.requests.append(request)
-        async with self._turn:
+        async with self._turns[loop]:
             await loop.run_in_executor(self._thread, self._check_grammar, request)
             chunks = self.engine._chunks([request], {}, None)
             try:

@@ -23,7 +23,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def call_of(**fields: Any) -> tuple[StructuredOutputs | None, str]:
     call = chat_call(parse_fields(ChatBody, {"messages": MESSAGES, **fields}), CHAT_FORMAT, None)
     body = parse_fields(CompletionBody, {"prompt": "hi", **fields})
-    assert completion_call(body, None).options.structured_outputs == call.options.structured_outputs
+    assert completion_call(body, None, None).options.structured_outputs == call.options.structured_outputs
     return call.options.structured_outputs, call.constraint_field
 
 

@@ -43,7 +43,8 @@ BEAMS = (
 
 
 def test_no_parameter_is_both_implemented_and_foreign():
-    assert not FOREIGN_FIELDS.keys() & {*CompletionBody.model_fields, *ChatBody.model_fields}
+    assert not FOREIGN_FIELDS.keys() & {*ChatBody.model_fields}
+    assert FOREIGN_FIELDS.keys() & {*CompletionBody.model_fields} == {"best_of", "suffix"}  # foreign to chats
 
 
 async def test_values_that_change_nothing_are_accepted(client):
@@ -59,7 +60,7 @@ async def test_values_that_change_nothing_are_accepted(client):
 
 @pytest.mark.parametrize("name", sorted(name for name, known in FOREIGN_FIELDS.items() if not known.accepts_all))
 async def test_any_other_value_is_refused_by_name(client, router, name):
-    error = error_of(await complete(client, **{name: "a secret value"}))
+    error = error_of(await chat(client, **{name: "a secret value"}))
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert error["message"].startswith(f"{name} is ")
     assert ("secret" in error["message"]) != FOREIGN_FIELDS[name].holds_text
@@ -69,10 +70,14 @@ async def test_any_other_value_is_refused_by_name(client, router, name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"best_of": 2}, "best_of is 2; this parameter is not supported here, except 1; answers are not ranked; ask "
-         f"for several with n; {BEAMS}"),
-        ({"best_of": 4, "use_beam_search": True}, "best_of is 4; this parameter is not supported here, except 1; "
-         f"answers are not ranked; ask for several with n; {BEAMS}"),
+        ({"best_of": 2, "n": 3}, "best_of is 2; it must be at least n, which is 3"),
+        ({"best_of": 2, "stream": True}, "best_of is 2; a stream cannot be ranked before it ends; leave out stream, or "
+         "best_of"),
+        ({"best_of": 33}, "best_of is 33; with 1 prompts; at most 32 answers in one call"),
+        ({"best_of": 4, "use_beam_search": True}, "use_beam_search is True; this parameter is not supported here, "
+         f"except false; {BEAMS}"),
+        ({"suffix": "dog"}, "suffix is 3 characters; the model has no special tokens for filling in the middle; write "
+         "what follows into the prompt"),
         ({"use_beam_search": True, "n": 4}, "use_beam_search is True; this parameter is not supported here, except "
          f"false; {BEAMS}"),
         ({"length_penalty": 2}, f"length_penalty is 2; this parameter is not supported here, except 1; {BEAMS}"),
@@ -86,10 +91,41 @@ async def test_a_refusal_says_what_is_accepted_and_what_to_do(client, fields, me
 
 
 async def test_numbers_are_compared_as_json_has_them(client):
-    assert (await complete(client, length_penalty=1.0, typical_p=1, best_of=1.0)).status_code == 200
+    assert (await complete(client, length_penalty=1.0, typical_p=1)).status_code == 200
+    assert (await chat(client, best_of=1.0)).status_code == 200
 
 
 # --- implemented -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_chat_says_where_answers_are_ranked(client):
+    message = error_of(await chat(client, best_of=2))["message"]
+    assert message.startswith("best_of is 2; this parameter is not supported here, except 1; answers are ranked by /v1/")
+
+
+@pytest.fixture(
+    params=["<|fim_prefix|> <|fim_suffix|> <|fim_middle|>", "<｜fim▁begin｜> <｜fim▁hole｜> <｜fim▁end｜>"],
+    ids=["qwen", "deepseek"],
+)
+def fill_in(request):
+    """A tokenizer with marks for filling in the middle, and their ids."""
+    tokenizer = toy_tokenizer()
+    marks = request.param.split()
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    return tokenizer, tokenizer.convert_tokens_to_ids(marks)
+
+
+async def test_a_suffix_stands_between_marks_behind_the_prompt(router, fill_in):
+    tokenizer, (before, after, gap) = fill_in
+    async with gateway_client(GenerationService(router, tokenizer, MODEL, CONFIG), CONFIG) as client:
+        assert "suffix" in (await client.get("/v1/models")).json()["data"][0]["capabilities"]
+        response = await complete(client, prompt=["the quick", "one"], suffix="fox")
+        assert response.status_code == 200, response.text
+        for request, prompt in zip(router.requests, ("the quick", "one"), strict=True):
+            assert request.prompt_token_ids.tolist() == [before, *tokens(prompt), after, *tokens("fox"), gap]
+        for fields in ({"prompt": [5]}, {"prompt": [[5], [6]]}, {"echo": True}):
+            error = error_of(await complete(client, suffix="fox", **fields))
+            assert (error["param"], error["code"]) == ("suffix", "unsupported_value")
 
 
 @pytest.mark.parametrize("stream", [False, True])
