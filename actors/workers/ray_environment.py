@@ -14,7 +14,7 @@ from actors.workers.kernel_cache import can_be_made
 OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.gateway.door.proxy_errors.middlewares",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.2",  # after three that fail, a lost proxy is replaced
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.05",  # after three that fail, a lost proxy is replaced
 }
 
 # As Ray does on macOS: a single machine, all ports listen on loopback.

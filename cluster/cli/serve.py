@@ -24,8 +24,9 @@ from actors.home import paceline_home
 from actors.workers.ray_environment import prepare_own_ray
 from cluster.cli.progress import progress_bars
 from cluster.cli.ray_connection import gpus_of_nodes, listens, prepare_to_join, start_ray
-from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, GatewayConfig, load_config
+from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, load_config
 from cluster.errors import ConfigError
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import tenant_access
 
 _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback

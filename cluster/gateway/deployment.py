@@ -18,7 +18,6 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.directory import read_client_keys
-from cluster.config import GatewayConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.door.front_door import FrontDoor
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
@@ -31,6 +30,7 @@ from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.text.tokenizer import read_tokenizer

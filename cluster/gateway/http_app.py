@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from actors.errors import PacelineError
-from cluster.config import GatewayConfig
 from cluster.gateway.door.error_answer import error_answer
 from cluster.gateway.door.hosts import HostRequired, allowed_hosts
 from cluster.gateway.door.origins import JsonRequired, OriginRequired, cors
@@ -27,6 +26,7 @@ from cluster.gateway.page.routes import PAGE_PATHS, add_page_routes
 from cluster.gateway.responses.routes import add_responses_routes
 from cluster.gateway.responses.schema import ResponsesBody
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 
 
 def paceline_version() -> str:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from actors.errors import InvalidRequest, PacelineError
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.answer import Answer
 from cluster.gateway.answers.piece import Piece
 from cluster.gateway.answers.prepared_call import Arrival, PreparedCall
@@ -33,6 +32,7 @@ from cluster.gateway.requests.model_limits import check_call, num_new_tokens
 from cluster.gateway.requests.router_requests import requests_of, shared_request
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.served_model import ModelCard, ServedModel, capabilities
+from cluster.gateway_config import GatewayConfig
 from cluster.router.status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of

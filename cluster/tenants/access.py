@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actors.workers.ray_environment import is_loopback
-from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.tenants.registry_file import read_registry
+
+if TYPE_CHECKING:
+    from cluster.config import ClusterConfig
 
 
 @dataclass(frozen=True, slots=True)

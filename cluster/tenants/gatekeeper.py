@@ -14,7 +14,7 @@ from prometheus_client import Counter
 from cluster.errors import ConfigError
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
-from cluster.tenants.keys import key_digest
+from cluster.tenants.keys import bearer_key, key_digest
 from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import Registry, StoredKey, StoredTenant, TenantLimits, now_utc
 from cluster.tenants.registry_file import RegistryFollower
@@ -140,13 +140,3 @@ class Gatekeeper:
             return TenantLimiter(tenant.limits, self._num_processes)
         limiter.change(tenant.limits)
         return limiter
-
-
-def bearer_key(authorization: Iterable[str]) -> str:
-    """Raises Unauthenticated. Not constant-time: it depends only on what the caller sent."""
-    values = list(authorization)
-    scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-    key = key.strip()
-    if scheme.lower() != "bearer" or not key:
-        raise Unauthenticated("missing_key")
-    return key

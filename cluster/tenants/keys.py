@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
+
+from cluster.tenants.errors import Unauthenticated
 
 _KEY_BYTES = 32
 
@@ -20,3 +23,13 @@ def new_key(tenant_id: str) -> str:
 def key_digest(key: str) -> bytes:
     """SHA-256, 32 bytes."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
+
+
+def bearer_key(authorization: Iterable[str]) -> str:
+    """Raises Unauthenticated. Not constant-time: it depends only on what the caller sent."""
+    values = list(authorization)
+    scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key:
+        raise Unauthenticated("missing_key")
+    return key

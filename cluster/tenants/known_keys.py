@@ -10,8 +10,7 @@ from pathlib import Path
 
 from cluster.errors import ConfigError
 from cluster.tenants.errors import TenantDisabled, Unauthenticated
-from cluster.tenants.gatekeeper import bearer_key
-from cluster.tenants.keys import key_digest
+from cluster.tenants.keys import bearer_key, key_digest
 from cluster.tenants.registry import Registry, StoredKey, StoredTenant, now_utc
 from cluster.tenants.registry_file import RegistryFollower
 

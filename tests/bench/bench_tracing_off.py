@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from actors.messages import GenerationRequest, SamplingParams
-from cluster.config import GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.config import RouterConfig, SpeculationConfig
 from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from cluster.generation import GenerationOptions
 from cluster.router.run_round import run_local_round
 from paceline_testing.rounds import toy_info

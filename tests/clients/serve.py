@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cluster.config import GatewayConfig
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_gateway import served
 from paceline_testing.engine_router import engine_service
 

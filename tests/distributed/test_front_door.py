@@ -19,10 +19,10 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
 
-from cluster.config import GatewayConfig
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from paceline_testing.certificates import Authority

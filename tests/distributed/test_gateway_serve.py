@@ -21,11 +21,11 @@ from ray import serve
 
 from actors.errors import LinkError, Overloaded, Unavailable
 from actors.messages import GenerationRequest, SamplingParams
-from cluster.config import GatewayConfig
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.deployed import end_application
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.scraped import value_of

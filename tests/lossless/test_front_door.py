@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config import GatewayConfig
 from cluster.gateway.paceline.v1 import inference_pb2 as pb
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_gateway import gateway_client, served
 from paceline_testing.engine_router import engine_service
 from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model

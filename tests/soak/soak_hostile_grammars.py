@@ -34,10 +34,10 @@ from actors.links.server import LinkServer
 from actors.messages import GenerationRequest, MasksSource, TokenChunk, VerifyBatch, VerifyResult
 from actors.workers.directory import WorkerEntry
 from actors.workers.worker_loop import WorkerLoop
-from cluster.config import GatewayConfig
 from cluster.gateway.http_app import create_app
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.driver import RouterDriver

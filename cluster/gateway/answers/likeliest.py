@@ -10,8 +10,8 @@ from cluster.gateway.requests.call import GenerationCall
 
 
 def likeliest(answers: Sequence[Piece], call: GenerationCall) -> list[Piece]:
-    """Whole answers, in order of choice; of `call.n` to a prompt those `call.num_given` with the largest log-probability
-    a token, likeliest first."""
+    """Whole answers, in order of choice; of the `call.n` to a prompt the `call.num_given` with the largest
+    log-probability a token, likeliest first."""
     if call.num_given is None:
         return list(answers)
     groups = (answers[begin : begin + call.n] for begin in range(0, len(answers), call.n))

@@ -18,9 +18,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.piece import Piece, joined
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
+from cluster.gateway_config import GatewayConfig
 
 _INTERVAL_S = 0.1  # default where there are tenants
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from actors.errors import InvalidRequest
-from cluster.config import TlsConfig
+from cluster.gateway_config import TlsConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import uvicorn.config
 from pydantic import Field
 from ray.serve._private import constants, default_impl, grpc_util, http_util, proxy
 
 from cache_service.options import Options
-from cluster.config import GatewayConfig, TlsConfig
 from cluster.gateway.door import proxy_status
 from cluster.gateway.door.certificates import Certificates
 from cluster.gateway.door.http_limits import LimitedHttpProtocol
-from cluster.tenants.access import TenantAccess
+from cluster.gateway_config import GatewayConfig, TlsConfig
 from cluster.tenants.known_keys import KnownKeys
+
+if TYPE_CHECKING:
+    from cluster.tenants.access import TenantAccess
 
 SETTINGS_VARIABLE = "PACELINE_FRONT_DOOR"
 MIDDLEWARES = "cluster.gateway.door.proxy_errors.middlewares"

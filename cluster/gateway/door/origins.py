@@ -11,10 +11,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.logs import REQUEST_ID_HEADER
-from cluster.config import GatewayConfig
 from cluster.gateway.door.error_answer import error_answer
 from cluster.gateway.door.hosts import PROBE_PATHS
 from cluster.gateway.errors import NotJson, OriginNotAllowed, status_of
+from cluster.gateway_config import GatewayConfig
 
 
 def cors(config: GatewayConfig) -> list[Middleware]:

@@ -20,7 +20,6 @@ from grpc_health.v1 import health_pb2
 
 from actors.errors import InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.streams import pad
 from cluster.gateway.errors import BodyTooLarge, status_of
@@ -33,6 +32,7 @@ from cluster.gateway.requests.chat_schema import ChatBody, chat_call
 from cluster.gateway.requests.schema import CompletionBody, completion_call, parse_fields
 from cluster.gateway.service import GenerationService
 from cluster.gateway.tokenizing import DetokenizeBody, detokenize, parse_tokenize, tokenize
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.gatekeeper import Tenant
 from cluster.text.text_codec import TextCodec
 from cluster.validation import counted

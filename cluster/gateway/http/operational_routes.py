@@ -6,11 +6,11 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from actors.errors import PacelineError
-from cluster.config import GatewayConfig
 from cluster.gateway.errors import MetricsElsewhere
 from cluster.gateway.http.answers import json_answer
 from cluster.gateway.observability.metrics_page import METRICS_TYPE
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 
 OPEN_PATHS = frozenset(("/livez", "/readyz", "/health", "/version", "/metrics"))  # for probes and scrapers
 

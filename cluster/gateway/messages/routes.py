@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from cluster.config import GatewayConfig
 from cluster.gateway.door.messages_face import MESSAGES_PATH
 from cluster.gateway.http.answers import json_answer, timeout_s
 from cluster.gateway.http.event_answer import answer_with_events
@@ -19,6 +18,7 @@ from cluster.gateway.messages.schema import CountTokensBody, MessagesBody, messa
 from cluster.gateway.requests.body_limits import read_fields
 from cluster.gateway.requests.schema import parse_fields
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 
 MESSAGES_BODIES = (MessagesBody, CountTokensBody)
 

@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from actors.errors import InvalidRequest
-from cluster.config import GatewayConfig
 from cluster.gateway.door.hosts import HostRequired, allowed_hosts
 from cluster.gateway.door.http_limits import LimitedHttpProtocol
+from cluster.gateway_config import GatewayConfig
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TENANTS_INTERVAL_S = 15.0  # default where there are tenants

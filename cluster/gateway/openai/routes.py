@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from actors.errors import PacelineError
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.piece import Piece
 from cluster.gateway.answers.streams import padded_json
 from cluster.gateway.door.error_answer import error_answer
@@ -27,6 +26,7 @@ from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.requests.chat_schema import ChatBody, chat_call
 from cluster.gateway.requests.schema import CompletionBody, GenerationFields, UsageChunks, completion_call, parse_fields
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 
 OPENAI_BODIES = (CompletionBody, ChatBody)
 

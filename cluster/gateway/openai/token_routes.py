@@ -8,7 +8,6 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from cluster.config import GatewayConfig
 from cluster.gateway.http.openapi import request_body
 from cluster.gateway.http.request_body import read_body
 from cluster.gateway.requests.body_limits import read_fields
@@ -22,6 +21,7 @@ from cluster.gateway.tokenizing import (
     parse_tokenize,
     tokenize,
 )
+from cluster.gateway_config import GatewayConfig
 
 TOKEN_BODIES = (TokenizePromptBody, TokenizeChatBody, DetokenizeBody)
 

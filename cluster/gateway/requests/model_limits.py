@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from actors.drafters.registry import AUTO, NONE, expand_drafters, pools_of
 from actors.errors import InvalidRequest
-from cluster.config import GatewayConfig
 from cluster.gateway.requests.call import MAX_CHOICES, GenerationCall
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from cluster.generation import LengthLimits, check_token_ids
 from cluster.validation import counted
 

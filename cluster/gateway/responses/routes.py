@@ -7,7 +7,6 @@ import uuid
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from cluster.config import GatewayConfig
 from cluster.gateway.http.answers import timeout_s
 from cluster.gateway.http.event_answer import answer_with_events
 from cluster.gateway.http.openapi import request_body
@@ -17,6 +16,7 @@ from cluster.gateway.requests.schema import parse_fields
 from cluster.gateway.responses.answer import ResponseWriter
 from cluster.gateway.responses.schema import ResponsesBody, own_fields, responses_call
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 
 _DONE = b"data: [DONE]\n\n"  # as the Open Responses specification has it
 

@@ -11,13 +11,13 @@ import httpx
 import uvicorn
 from grpc_reflection.v1alpha import reflection
 
-from cluster.config import GatewayConfig
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.http_app import create_app
 from cluster.gateway.paceline.v1.inference_pb2 import DESCRIPTOR
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from actors.messages import GenerationRequest, TokenChunk
-from cluster.config import GatewayConfig
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.status import RouterStatus
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from actors.grammar.grammars import Grammars
 from actors.messages import GenerationRequest, TokenChunk
-from cluster.config import GatewayConfig
 from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper

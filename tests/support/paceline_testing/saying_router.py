@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from actors.messages import GenerationRequest, TokenChunk, TokenLogprobs
-from cluster.config import GatewayConfig
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.tiny_models import make_byte_tokenizer
 

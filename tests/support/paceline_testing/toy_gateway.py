@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
-from cluster.config import GatewayConfig
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 TOKENIZER = toy_tokenizer()

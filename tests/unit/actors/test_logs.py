@@ -7,11 +7,11 @@ import pytest
 
 from actors.errors import RouterLost
 from actors.logs import OTHERS, PACKAGES, ObservabilityConfig, configure_logging, request_id, request_id_of
-from cluster.config import GatewayConfig
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer

@@ -15,10 +15,11 @@ from actors.models.source import ModelSource
 from actors.workers.draft_pool import draft_pool_application
 from actors.workers.settings import DraftSettings
 from actors.workers.target_group import rank_options
-from cluster.config import CacheConfig, ClusterConfig, DraftConfig, GatewayConfig, RouterConfig, SpeculationConfig
+from cluster.config import CacheConfig, ClusterConfig, DraftConfig, RouterConfig, SpeculationConfig
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from cluster.offline.corpus import build_corpus
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.serve import plan_cluster, served_model, told_gpu_shares, with_gpu_shares

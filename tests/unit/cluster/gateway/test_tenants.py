@@ -15,7 +15,6 @@ from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_ser
 from actors.drafters.contract import DraftContext
 from actors.messages import SamplingParams
 from cache_service.formats.namespaces import OPEN, PUBLIC
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.streams import SIZES
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.http.operational_routes import OPEN_PATHS
@@ -26,6 +25,7 @@ from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_In
 from cluster.gateway.page.routes import PAGE_PATHS
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.offline.engine import LocalEngine
 from cluster.router.status import RouterStatus
 from cluster.tenants.access import TenantAccess

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.piece import Piece
 from cluster.gateway.answers.streams import (
     AS_IT_COMES,
@@ -21,6 +20,7 @@ from cluster.gateway.answers.streams import (
     stream_shape,
 )
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk
+from cluster.gateway_config import GatewayConfig
 
 ROUNDS = st.lists(st.lists(st.sampled_from(["a", "bc", "", "\n", "é", "😀"]), max_size=9), min_size=1, max_size=12)
 

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from actors.errors import InvalidRequest
-from cluster.config import TlsConfig
 from cluster.gateway.door.certificates import Certificates
+from cluster.gateway_config import TlsConfig
 from paceline_testing.certificates import Authority
 
 PING = "/test/Ping"

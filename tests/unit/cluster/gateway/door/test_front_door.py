@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from cluster.config import GatewayConfig
 from cluster.gateway.door.front_door import SETTINGS_VARIABLE, FrontDoor
 from cluster.gateway.grpc.registration import HostedGrpcOptions
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 
 LOOK = """

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
-from cluster.config import GatewayConfig
 from cluster.gateway.door.hosts import PROBE_PATHS, allowed_hosts, host_name
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
-from cluster.config import GatewayConfig
 from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper

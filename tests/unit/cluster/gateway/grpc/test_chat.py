@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.config import GatewayConfig
 from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.paceline.v1 import inference_pb2 as pb
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from cluster.gateway_config import GatewayConfig
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
 from paceline_testing.saying_router import THINKING, SayingRouter, saying_service

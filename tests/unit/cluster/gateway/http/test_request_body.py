@@ -11,10 +11,10 @@ import zstandard
 from ray.exceptions import ActorDiedError, TaskCancelledError
 from starlette.requests import ClientDisconnect, Request
 
-from cluster.config import GatewayConfig
 from cluster.gateway.http.request_body import read_body
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer

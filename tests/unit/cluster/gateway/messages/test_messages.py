@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.errors import DeadlineExceeded, Overloaded
-from cluster.config import GatewayConfig
 from cluster.gateway.door.request_bodies import LimitBodies
 from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper

@@ -11,12 +11,12 @@ import pytest
 
 from actors.errors import InvalidRequest
 from actors.messages import TokenChunk
-from cluster.config import GatewayConfig
 from cluster.gateway.http_app import create_app
 from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.gateway.observability.metrics_page import MetricsPage, metrics_listener
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper

@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from actors.errors import Overloaded, RouterLost
 from actors.logs import ObservabilityConfig
 from actors.messages import GenerationRequest, SamplingParams
-from cluster.config import GatewayConfig
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.observability import tracing as tracing_module
 from cluster.gateway.observability.tracing import Tracing, open_tracing
@@ -25,6 +24,7 @@ from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.requests.call import CallOrigin, GenerationCall
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from cluster.generation import GenerationOptions
 from cluster.router.run_round import RoundHooks, run_local_round
 from paceline_testing.echo_gateway import gateway_client

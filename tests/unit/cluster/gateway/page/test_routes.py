@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from cluster.config import GatewayConfig
 from cluster.gateway.page.routes import PAGE_PATHS, inlined
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_tokenizer import toy_tokenizer

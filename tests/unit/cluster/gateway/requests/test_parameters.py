@@ -100,7 +100,9 @@ async def test_numbers_are_compared_as_json_has_them(client):
 
 async def test_a_chat_says_where_answers_are_ranked(client):
     message = error_of(await chat(client, best_of=2))["message"]
-    assert message.startswith("best_of is 2; this parameter is not supported here, except 1; answers are ranked by /v1/")
+    assert message.startswith(
+        "best_of is 2; this parameter is not supported here, except 1; answers are ranked by /v1/"
+    )
 
 
 @pytest.fixture(

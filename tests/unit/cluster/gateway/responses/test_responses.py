@@ -18,9 +18,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from actors.errors import DeadlineExceeded
-from cluster.config import GatewayConfig
 from cluster.gateway.answers.content_scores import ContentScores
 from cluster.gateway.answers.logprobs import TokenScore
+from cluster.gateway_config import GatewayConfig
 from cluster.text.tools.events import Content, Reasoning
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.saying_router import THINKING, SayingRouter, saying_service
