@@ -32,6 +32,8 @@ MIDDLEWARES = "cluster.gateway.door.proxy_errors.middlewares"
 GRPC_MARGIN_BYTES = 64 * 1024  # a message's size beyond that of its texts
 MAX_METADATA_BYTES = 64 * 1024
 _HANDSHAKE_WITHIN_MS = 10_000
+_IDLE_MS = 60_000  # without a call; clients connect again when they have one
+_PING_EVERY_MS = 60_000  # so that clients that are gone do not keep their connections
 _WILDCARD = "[::]:"
 _HTTP_PROTOCOL = "cluster.gateway.door.http_limits:LimitedHttpProtocol"
 
@@ -119,4 +121,8 @@ def grpc_server_options(door: FrontDoor) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_WITHIN_MS),
+        ("grpc.max_allowed_incoming_connections", door.max_connections),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.keepalive_time_ms", _PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", _PING_EVERY_MS),
     ]

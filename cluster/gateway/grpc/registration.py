@@ -9,6 +9,7 @@
 - Only a message takes a replica's context to the proxy, so a stream that fails would lose its trailing metadata. So it
   ends with an empty message (`Gateway.GenerateStream`), which is dropped here.
 - The proxy's own refusals (no replica, no room) do not say when to try again. So they get the time of ours.
+- Calls are as many, and wait for their clients as long, as these like. So `open_calls` has limits, for reflection too.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from typing import Any
 
 import grpc
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from ray.serve._private import grpc_util
 from ray.serve.config import gRPCOptions
 
 from cluster.gateway.door.front_door import FrontDoor, current, install
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S, grpc_retry_metadata
-from cluster.gateway.grpc.guards import Registration, Unreadable
+from cluster.gateway.grpc.guards import GuardedService, Registration, Unreadable
+from cluster.gateway.grpc.open_calls import OpenCalls, time_for_reading
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from cluster.tenants.known_keys import KnownKeys
 
 _SERVE_METHOD = "ray.serve.RayServeAPIService"
 _MIN_TIMEOUT_S = 0.001
 _END = object()
+_serve_reflection = grpc_util.enable_server_reflection
 
 Add = Callable[[Any, Any], None]  # generated code has no types
 
@@ -59,11 +63,13 @@ def _add(add: Add, servicer: Any, server: Any, keys: KnownKeys | None) -> None:
     if factory is None:  # a plain gRPC server has neither defect
         add(servicer, server)
         return
+    calls = OpenCalls(current().max_connections)
     server.service_handler_factory = partial(_make_handler, factory)
     try:
-        add(servicer, Registration(server, keys))
+        add(servicer, Registration(server, keys, calls))
     finally:
         server.service_handler_factory = factory
+    grpc_util.enable_server_reflection = _enable_reflection  # comes after all services
 
 
 def _make_handler(factory: Callable[..., Any], service_method: str, streaming_type: str) -> Callable[..., Any]:
@@ -89,12 +95,13 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
                 return
             _note_deadline(request, context)
             # Not bounded, so that the task only ever waits where a cancellation reaches the replica. An answer's
-            # length bounds it, and Ray's own stream behind it holds as much.
+            # length bounds it, and Ray's own stream behind it holds as much. A client that takes none loses it all.
             messages: asyncio.Queue[Any] = asyncio.Queue()
             task = asyncio.create_task(_pump(handler(request, context), context, messages))
             try:
                 while (message := await messages.get()) is not _END:
-                    await context.write(message)
+                    async with time_for_reading():
+                        await context.write(message)
                 await task  # its error, if it had one
                 _note_start(context)
                 _note_retry_time(context)
@@ -105,6 +112,18 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
 
         return stream
     return handler
+
+
+def _enable_reflection(server: Any) -> None:
+    """In place of Serve's function. A call of reflection lasts at most as long as others may wait for their message."""
+    calls = OpenCalls(current().max_connections)
+    add = server.add_generic_rpc_handlers
+    server.add_generic_rpc_handlers = lambda handlers: add((GuardedService(handlers[0], None, calls),))
+    server.add_registered_method_handlers = lambda name, methods: None  # as in `Registration`
+    try:
+        _serve_reflection(server)
+    finally:
+        del server.add_generic_rpc_handlers, server.add_registered_method_handlers
 
 
 async def _pump(source: AsyncGenerator[Any, None], context: Any, messages: asyncio.Queue[Any]) -> None:

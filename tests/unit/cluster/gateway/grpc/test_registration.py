@@ -1,6 +1,7 @@
 """What our handlers add to those of Serve's proxy, on Serve's own server: a retry time, no empty last message, limits,
 keys before messages."""
 
+import asyncio
 import contextlib
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 
 from cluster.gateway.door import front_door
 from cluster.gateway.door.front_door import FrontDoor, grpc_server_options
+from cluster.gateway.grpc import open_calls
 from cluster.gateway.grpc.registration import add_health, add_inference
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub
@@ -203,3 +205,169 @@ async def test_while_there_is_no_application_calls_are_told_to_come_again():
     async with serving(grpc.StatusCode.NOT_FOUND, details=SERVES_OWN) as stub:
         wanted = ([], grpc.StatusCode.UNAVAILABLE, "the server is starting", "1000")
         assert await ending(stub.Generate(GenerateRequest())) == wanted
+
+
+# --- limits of calls -------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """A server of Serve's whose calls wait until they are cancelled, or write without an end."""
+
+    def __init__(self):
+        self.num_open = 0
+        self._changed = asyncio.Condition()
+
+    def factory(self, service_method, streaming_type):
+        async def unary(request, context):
+            async with self._opened():
+                await asyncio.Event().wait()
+
+        async def stream(request, context):
+            async with self._opened():
+                while True:
+                    yield LARGE
+                    await asyncio.sleep(0.0001)
+
+        return unary if streaming_type == "unary_unary" else stream
+
+    @asynccontextmanager
+    async def _opened(self):
+        await self._count(1)
+        try:
+            yield
+        finally:
+            await self._count(-1)
+
+    async def _count(self, change):
+        async with self._changed:
+            self.num_open += change
+            self._changed.notify_all()
+
+    async def until(self, count):
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.num_open == count)
+
+
+LARGE = GenerateChunk(text="a" * 10_000).SerializeToString()
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+@asynccontextmanager
+async def served(monkeypatch, **door):
+    """(what is served, its address)."""
+    monkeypatch.setattr(front_door, "_installed", FrontDoor(**door))
+    monkeypatch.setattr(grpc_util, "DEFAULT_GRPC_SERVER_OPTIONS", grpc_server_options(front_door.current()))
+    one = Served()
+    server = gRPCGenericServer(one.factory)
+    add_inference(_Methods(), server)
+    add_health(_Health(), server)
+    grpc_util.enable_server_reflection(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield one, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def code_of(call):
+    try:
+        await asyncio.wait_for(asyncio.ensure_future(call if asyncio.iscoroutine(call) else _awaited(call)), 10)
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return None
+
+
+async def _awaited(call):
+    return await call
+
+
+async def test_each_service_has_a_limit_of_open_calls_that_others_do_not_use_up(monkeypatch):
+    async with served(monkeypatch, max_connections=3) as (one, address), grpc.aio.insecure_channel(address) as channel:
+        watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"") for _ in range(3)]
+        await one.until(3)
+        generate = channel.unary_unary(GENERATE)
+        calls = [generate(b"") for _ in range(3)]
+        await one.until(6)
+        for refused in (channel.unary_unary("/grpc.health.v1.Health/Check")(b""), generate(b"")):
+            code, details = await code_of(refused)
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert details.startswith("there are 3 open calls, and more are not taken (gateway.max_connections)")
+            assert dict(await refused.trailing_metadata())[KEY] == "1000"
+        calls[0].cancel()
+        await one.until(5)
+        calls.append(generate(b""))
+        await one.until(6)
+        for call in (*watches, *calls):
+            call.cancel()
+        await one.until(0)
+
+
+async def test_a_call_without_a_message_is_refused(monkeypatch):
+    async with served(monkeypatch) as (_, address), grpc.aio.insecure_channel(address) as channel:
+        wanted = grpc.StatusCode.INVALID_ARGUMENT, "the message is not of the type that this method takes"
+        assert await code_of(channel.stream_unary(GENERATE)(iter(()))) == wanted
+
+
+@pytest.mark.parametrize("method", [GENERATE, REFLECTION])
+async def test_a_call_whose_message_does_not_come_ends(monkeypatch, method):
+    monkeypatch.setattr(open_calls, "MESSAGE_WITHIN_S", 0.2)
+    async with served(monkeypatch, max_connections=1) as (one, address), grpc.aio.insecure_channel(address) as channel:
+        silent = channel.stream_stream(method)()
+        await silent.wait_for_connection()
+        second = channel.stream_stream(method)()
+        assert (await code_of(second.read()))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        wanted = grpc.StatusCode.DEADLINE_EXCEEDED, "the message did not come within 0.2 s"
+        assert await code_of(silent.read()) == wanted
+        call = channel.unary_unary(GENERATE)(b"")
+        await one.until(1)
+        await asyncio.sleep(0.3)  # the limit concerns the message alone
+        assert one.num_open == 1
+        call.cancel()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_loses_it(monkeypatch):
+    monkeypatch.setattr(open_calls, "READ_WITHIN_S", 0.2)
+    async with served(monkeypatch) as (one, address), grpc.aio.insecure_channel(address) as channel:
+        reads = channel.unary_stream(STREAM)(b"")
+        await reads.read()
+        unread = channel.unary_stream(STREAM)(b"")
+        await one.until(2)
+        ended = asyncio.create_task(one.until(1))
+        while not ended.done():
+            await reads.read()
+        code, details = await code_of(_all(unread))
+        assert (code, details) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED, "the client has taken nothing of its answer for 0.2 s"
+        )  # fmt: skip
+        reads.cancel()
+
+
+async def _all(call):
+    while await call.read() is not grpc.aio.EOF:
+        pass
+    await call  # raises
+
+
+async def test_connections_have_a_limit_and_end_when_idle(monkeypatch):
+    monkeypatch.setattr(front_door, "_IDLE_MS", 300)
+    async with served(monkeypatch, max_connections=4) as (one, address):
+        host, port = address.split(":")
+        hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # with empty settings
+        connections = []
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(hello)
+            connections.append((reader, writer))
+        began = asyncio.get_running_loop().time()
+        open_ones = [bool(await reader.read(9)) for reader, _ in connections]
+        assert open_ones.count(True) == 4
+        for (reader, writer), is_open in zip(connections, open_ones, strict=True):
+            if is_open:
+                await asyncio.wait_for(reader.read(), 10)  # until its end
+            writer.close()
+        assert 0.2 < asyncio.get_running_loop().time() - began < 5
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.unary_unary(GENERATE)(b"")
+            await one.until(1)
+            call.cancel()
