@@ -102,7 +102,7 @@ class RouterConfig(Options):
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64
     """Requests that wait. Beyond: HTTP 429, gRPC RESOURCE_EXHAUSTED."""
     max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    """Prompt rows of a round, all sequences together. null: 32 to 4096, by the measured times of rounds."""
+    """Prompt rows of a round, all sequences together. null: 8 to 4096, by the measured times of rounds."""
     verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds for one batch. A target that takes longer has failed."""
     send_ahead: Literal["auto", "on", "off"] = "auto"

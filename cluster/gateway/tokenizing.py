@@ -16,7 +16,7 @@ from cluster.tenants.gatekeeper import Tenant
 from cluster.text.chat_format import NO_TOOLS
 from cluster.text.chat_template import TemplateOptions
 from cluster.text.text_codec import Prompt
-from cluster.validation import StrictFields
+from cluster.validation import StrictFields, size_of
 
 
 class TokenizePromptBody(StrictFields):
@@ -63,6 +63,8 @@ class Tokenized:
 def parse_tokenize(fields: Mapping[str, Any], unknown: Literal["refuse", "ignore"] = "refuse") -> TokenizeBody:
     """Raises InvalidRequest."""
     if fields.get("messages") is not None:
+        if fields.get("prompt") is not None:
+            raise InvalidRequest("prompt", size_of(fields["prompt"]), "messages are given, too; send one of them")
         return parse_fields(TokenizeChatBody, fields, unknown)
     if fields.get("prompt") is None:
         raise InvalidRequest("prompt", None, "one of prompt and messages is required", "missing_required_parameter")

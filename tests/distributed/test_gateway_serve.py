@@ -467,6 +467,10 @@ def test_health_follows_the_router(channel, router):
 
     assert check("") == check("paceline.v1.Inference") == response.SERVING
     assert failure(lambda: check("other.Service"))[0] == grpc.StatusCode.NOT_FOUND
+    listed = health.List(health_pb2.HealthListRequest()).statuses
+    assert {name: one.status for name, one in listed.items()} == dict.fromkeys(
+        ("", "paceline.v1.Inference"), response.SERVING
+    )
     watch = health.Watch(health_pb2.HealthCheckRequest(service="paceline.v1.Inference"))
     assert next(watch).status == response.SERVING
     router.set(ready=False)

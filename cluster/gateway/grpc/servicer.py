@@ -151,6 +151,10 @@ class InferenceServicer:
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         return health_pb2.HealthCheckResponse(status=await self._health())
 
+    async def List(self, request: health_pb2.HealthListRequest, grpc_context: Context) -> health_pb2.HealthListResponse:
+        status = health_pb2.HealthCheckResponse(status=await self._health())
+        return health_pb2.HealthListResponse(statuses={"": status, SERVICE_NAME: status})
+
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, grpc_context: Context
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:

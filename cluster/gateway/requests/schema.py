@@ -352,7 +352,7 @@ def _invalid(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
         return unknown_field(kind, problem)
     if problem["type"] == "missing":
         return first_problem(error)
-    if top == "prompt":
+    if top == "prompt" and kind is CompletionBody:
         limit = "it must be a string, a list of strings, a list of token ids or a list of lists of token ids"
         return InvalidRequest("prompt", size_of(problem["input"]), limit)
     if top == "stop":

@@ -77,6 +77,20 @@ async def test_what_is_wrong_is_named(client, path, fields, status, param):
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": 5}, "prompt is 5; it must be a string"),
+        (
+            {"prompt": FOX, "messages": MESSAGES},
+            "prompt is a string of 19 characters; messages are given, too; send one of them",
+        ),
+    ],
+)
+async def test_a_refusal_tells_what_can_be_tokenised(client, fields, message):
+    assert (await client.post("/tokenize", json=fields)).json()["error"]["message"] == message
+
+
 async def test_a_model_has_limits_and_abilities(client, stub):
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert model == (await client.get("/v1/models/toy")).json()
