@@ -251,6 +251,41 @@ async def test_usage_tells_how_much_of_a_prediction_came_true(service):
     assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == len(text.encode())
 
 
+async def test_predictions_and_sources_of_tokens_are_told_over_grpc_as_over_http(service):
+    fields = {"messages": MESSAGES, "max_tokens": 40, "temperature": 0}
+    text = (await ask(service, "/v1/chat/completions", **fields))["choices"][0]["message"]["content"]
+    drafters = ["prediction"]
+    wanted = await ask(
+        service,
+        "/v1/chat/completions",
+        **fields,
+        prediction={"type": "content", "content": text},
+        speculation={"drafters": drafters, "token_sources": True},
+    )
+    details = wanted["usage"]["completion_tokens_details"]
+    request = pb.GenerateRequest(
+        conversation=pb.Conversation(messages=[pb.Message(**message) for message in MESSAGES]),
+        max_tokens=40,
+        temperature=0,
+        prediction=text,
+        speculation=pb.Speculation(drafters=drafters, token_sources=True),
+    )
+    with served(service, CONFIG) as (_, address), grpc.insecure_channel(address) as channel:
+        stub = InferenceStub(channel)
+        answers = [stub.Generate(request, timeout=60), *stub.GenerateStream(request, timeout=60)]
+        plain = stub.Generate(pb.GenerateRequest(prompt="a", max_tokens=2), timeout=60)
+    whole, *chunks = answers
+    sources = [[one.text, one.source] for one in whole.token_sources]
+    assert {source for _, source in sources} == {"prediction", "target"}
+    assert sources == wanted["choices"][0]["token_sources"]
+    assert [[one.text, one.source] for chunk in chunks for one in chunk.token_sources] == sources
+    for answer in (whole, chunks[-1]):
+        assert answer.usage.accepted_prediction_tokens == details["accepted_prediction_tokens"]
+        assert answer.usage.rejected_prediction_tokens == details["rejected_prediction_tokens"]
+    assert not plain.usage.HasField("accepted_prediction_tokens")
+    assert not plain.token_sources
+
+
 async def test_all_endpoints_say_what_chat_completions_say(service):
     found = await chat(service, temperature=0, max_tokens=40, logprobs=True, top_logprobs=2)
     text, scores = found["message"]["content"], found["logprobs"]["content"]

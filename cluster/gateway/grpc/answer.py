@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.gateway.answers.chat_events import ChatEvents, new_call_id, text_of
 from cluster.gateway.answers.logprobs import TokenScore
-from cluster.gateway.answers.piece import Piece
+from cluster.gateway.answers.piece import Piece, TokenSource
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
@@ -43,13 +43,15 @@ class GrpcAnswer:
             logprobs=self._logprobs(score for piece in pieces for score in piece.scores),
             prompt_token_ids=self._prompt_ids(),
             prompt_logprobs=self._logprobs(score for piece in pieces for score in piece.prompt_scores),
+            token_sources=[_source(pair) for piece in pieces for pair in piece.token_sources],
             **self._ending(pieces[-1]),
         )
 
     def chunk(self, piece: Piece) -> inference_pb2.GenerateChunk | None:
         """None: the piece is held back, since it may be the beginning of a call."""
         events = self._events.of(piece)
-        if not (events or piece.token_ids or piece.scores or piece.prompt_scores or piece.finish_reason is not None):
+        has_tokens = bool(piece.token_ids or piece.scores or piece.prompt_scores or piece.token_sources)
+        if not (events or has_tokens or piece.finish_reason is not None):
             return None
         number, self._num_chunks = self._num_chunks, self._num_chunks + 1
         return inference_pb2.GenerateChunk(
@@ -62,6 +64,7 @@ class GrpcAnswer:
             logprobs=self._logprobs(piece.scores),
             prompt_token_ids=() if number else self._prompt_ids(),
             prompt_logprobs=self._logprobs(piece.prompt_scores),
+            token_sources=map(_source, piece.token_sources),
             **(self._ending(piece) if piece.finish_reason is not None else {}),
         )
 
@@ -74,16 +77,19 @@ class GrpcAnswer:
 
     def _ending(self, piece: Piece) -> dict[str, Any]:
         """Fields of the last message of an answer; `piece` is the last piece."""
-        totals = AnswerTotals(self._prepared.num_prompt_tokens, answers_per_prompt=1)
+        prepared = self._prepared
+        totals = AnswerTotals(prepared.num_prompt_tokens, 1, prepared.num_prediction_tokens)
         totals.add(piece)
+        usage = totals.usage()
         reason = self._events.finish_reason(piece, self._prepared.call.tool_use) or "stop"
         ending: dict[str, Any] = {
             "finish_reason": _FINISH_REASONS[reason],
             "usage": inference_pb2.Usage(
-                prompt_tokens=totals.num_prompt_tokens,
-                completion_tokens=totals.num_completion_tokens,
-                total_tokens=totals.num_prompt_tokens + totals.num_completion_tokens,
-                cached_tokens=totals.num_cached_tokens,
+                prompt_tokens=usage["prompt_tokens"],
+                completion_tokens=usage["completion_tokens"],
+                total_tokens=usage["total_tokens"],
+                **usage["prompt_tokens_details"],
+                **usage.get("completion_tokens_details", {}),
             ),
         }
         if self._prepared.call.wants_stats:
@@ -108,6 +114,11 @@ def _calls(deltas: Iterable[inference_pb2.ToolCallDelta]) -> list[inference_pb2.
             calls.append(inference_pb2.ToolCall(id=delta.id, name=delta.name))
         calls[delta.index].arguments += delta.arguments
     return calls
+
+
+def _source(pair: TokenSource) -> inference_pb2.TokenSource:
+    text, source = pair
+    return inference_pb2.TokenSource(text=text, source=source)
 
 
 def _logprob(score: TokenScore, strings: TokenStrings) -> inference_pb2.TokenLogprob:

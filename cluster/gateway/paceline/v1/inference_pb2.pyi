@@ -250,7 +250,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("stats", "enabled", "drafters", "max_draft_tokens", "cache", "namespace", "sources")
+    __slots__ = ("stats", "enabled", "drafters", "max_draft_tokens", "cache", "namespace", "sources", "token_sources")
     STATS_FIELD_NUMBER: _ClassVar[int]
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +258,7 @@ class Speculation(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SOURCES_FIELD_NUMBER: _ClassVar[int]
     stats: bool
     enabled: bool
     drafters: _containers.RepeatedScalarFieldContainer[str]
@@ -265,19 +266,24 @@ class Speculation(_message.Message):
     cache: CacheUse
     namespace: str
     sources: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stats: _Optional[bool] = ..., enabled: _Optional[bool] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., cache: _Optional[_Union[CacheUse, str]] = ..., namespace: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
+    token_sources: bool
+    def __init__(self, stats: _Optional[bool] = ..., enabled: _Optional[bool] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., cache: _Optional[_Union[CacheUse, str]] = ..., namespace: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., token_sources: _Optional[bool] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     cached_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("rounds", "target_rows", "draft_tokens", "accepted_tokens")
@@ -298,8 +304,16 @@ class SpeculationStats(_message.Message):
     accepted_tokens: _containers.ScalarMap[str, int]
     def __init__(self, rounds: _Optional[int] = ..., target_rows: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class TokenSource(_message.Message):
+    __slots__ = ("text", "source")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    source: str
+    def __init__(self, text: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
 class GenerateResponse(_message.Message):
-    __slots__ = ("id", "model", "text", "finish_reason", "usage", "speculation", "token_ids", "prompt_token_ids", "tool_calls", "reasoning", "logprobs", "prompt_logprobs")
+    __slots__ = ("id", "model", "text", "finish_reason", "usage", "speculation", "token_ids", "prompt_token_ids", "tool_calls", "reasoning", "logprobs", "prompt_logprobs", "token_sources")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +326,7 @@ class GenerateResponse(_message.Message):
     REASONING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SOURCES_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     text: str
@@ -324,10 +339,11 @@ class GenerateResponse(_message.Message):
     reasoning: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    token_sources: _containers.RepeatedCompositeFieldContainer[TokenSource]
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., reasoning: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., token_sources: _Optional[_Iterable[_Union[TokenSource, _Mapping]]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("id", "model", "sequence_number", "text", "finish_reason", "usage", "speculation", "obfuscation", "token_ids", "prompt_token_ids", "tool_calls", "reasoning", "logprobs", "prompt_logprobs")
+    __slots__ = ("id", "model", "sequence_number", "text", "finish_reason", "usage", "speculation", "obfuscation", "token_ids", "prompt_token_ids", "tool_calls", "reasoning", "logprobs", "prompt_logprobs", "token_sources")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +358,7 @@ class GenerateChunk(_message.Message):
     REASONING_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SOURCES_FIELD_NUMBER: _ClassVar[int]
     id: str
     model: str
     sequence_number: int
@@ -356,7 +373,8 @@ class GenerateChunk(_message.Message):
     reasoning: str
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., sequence_number: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., obfuscation: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., reasoning: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    token_sources: _containers.RepeatedCompositeFieldContainer[TokenSource]
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., sequence_number: _Optional[int] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., obfuscation: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCallDelta, _Mapping]]] = ..., reasoning: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., token_sources: _Optional[_Iterable[_Union[TokenSource, _Mapping]]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
