@@ -205,6 +205,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         is_answering = not self._is_answered
         if is_answering:
             self.cycle.disconnected = True
+            self.cycle.waiting_for_100_continue = False  # else that would be written after the end
             self.cycle.message_event.set()
         if not (is_answering and self.cycle.response_started):
             body = msgspec.json.encode(status.body())

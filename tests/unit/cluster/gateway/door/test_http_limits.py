@@ -186,6 +186,17 @@ async def test_what_is_not_http_gets_an_error_object(connect, garbage):
     assert await refusal(reader) == (400, "invalid_http")
 
 
+async def test_a_client_that_did_not_wait_for_100_continue_is_refused_without_an_error_of_the_application(
+    connect, seen
+):
+    reader, writer = await connect()
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(head + b"1\r\nz\r\nffffffffffffffffff\r\n")
+    assert await refusal(reader) == (400, "invalid_http")
+    await until(lambda: seen)
+    assert seen[0][1] == "http.disconnect"
+
+
 async def test_headers_that_come_byte_by_byte_have_a_time_limit(connect, hurry):
     reader, writer = await connect()
     trickle = asyncio.create_task(trickling(writer, b"GET / HTTP/1.1\r\nX: " + b"y" * 200))
