@@ -54,8 +54,8 @@ class GatewayConfig(Options):
     """Size of the largest request that is read."""
     max_connections: Annotated[int, Field(ge=1, le=100_000)] = 500
     """HTTP connections of a proxy, of which each node has one. Beyond them, connections that wait for a request give
-    way; if there are none, new ones are refused (503). As many gRPC connections and open gRPC calls of each service are
-    taken, and more are refused."""
+    way; if there are none, new ones are refused (503). As many gRPC connections and open gRPC calls are taken,
+    and more are refused."""
     max_stops: Annotated[int, Field(ge=1, le=1024)] = 16
     """Stop strings of a request. OpenAI takes 4."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"

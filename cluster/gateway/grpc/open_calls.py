@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 
 from actors.errors import DeadlineExceeded, Overloaded
 
+KEYLESS_CALLS = 100  # of a service that asks for no keys; a stream of one costs its gateway more than its proxy
 MESSAGE_WITHIN_S = 60.0
 READ_WITHIN_S = 300.0  # each message of an answer; the buffers of connections hold some
 _RETRY_AFTER_S = 1.0
@@ -25,7 +26,7 @@ class OpenCalls:
     def place(self) -> Iterator[None]:
         """Raises Overloaded."""
         if self._count >= self._most:
-            limit = f"there are {self._most} open calls, and more are not taken (gateway.max_connections)"
+            limit = f"there are {self._most} open calls of this service, and more are not taken"
             raise Overloaded(limit, _RETRY_AFTER_S)
         self._count += 1
         try:

@@ -27,7 +27,7 @@ from ray.serve.config import gRPCOptions
 from cluster.gateway.door.front_door import FrontDoor, current, install
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S, grpc_retry_metadata
 from cluster.gateway.grpc.guards import GuardedService, Registration, Unreadable
-from cluster.gateway.grpc.open_calls import OpenCalls, time_for_reading
+from cluster.gateway.grpc.open_calls import KEYLESS_CALLS, OpenCalls, time_for_reading
 from cluster.gateway.paceline.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from cluster.tenants.known_keys import KnownKeys
 
@@ -50,20 +50,21 @@ class HostedGrpcOptions(gRPCOptions):
 
 
 def add_inference(servicer: Any, server: Any) -> None:
-    _add(add_InferenceServicer_to_server, servicer, server, current().known_keys())
+    door = current()
+    _add(add_InferenceServicer_to_server, servicer, server, door.known_keys(), door.max_connections)
 
 
 def add_health(servicer: Any, server: Any) -> None:
-    _add(add_HealthServicer_to_server, servicer, server, None)
+    _add(add_HealthServicer_to_server, servicer, server, None, KEYLESS_CALLS)
 
 
-def _add(add: Add, servicer: Any, server: Any, keys: KnownKeys | None) -> None:
+def _add(add: Add, servicer: Any, server: Any, keys: KnownKeys | None, most_calls: int) -> None:
     """Serve's server replaces each handler by one from its factory; meanwhile the factory is ours."""
     factory = getattr(server, "service_handler_factory", None)
     if factory is None:  # a plain gRPC server has neither defect
         add(servicer, server)
         return
-    calls = OpenCalls(current().max_connections)
+    calls = OpenCalls(most_calls)
     server.service_handler_factory = partial(_make_handler, factory)
     try:
         add(servicer, Registration(server, keys, calls))
@@ -116,7 +117,7 @@ def _make_handler(factory: Callable[..., Any], service_method: str, streaming_ty
 
 def _enable_reflection(server: Any) -> None:
     """In place of Serve's function. A call of reflection lasts at most as long as others may wait for their message."""
-    calls = OpenCalls(current().max_connections)
+    calls = OpenCalls(KEYLESS_CALLS)
     add = server.add_generic_rpc_handlers
     server.add_generic_rpc_handlers = lambda handlers: add((GuardedService(handlers[0], None, calls),))
     server.add_registered_method_handlers = lambda name, methods: None  # as in `Registration`

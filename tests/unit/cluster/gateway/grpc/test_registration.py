@@ -12,7 +12,7 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 
 from cluster.gateway.door import front_door
 from cluster.gateway.door.front_door import FrontDoor, grpc_server_options
-from cluster.gateway.grpc import open_calls
+from cluster.gateway.grpc import open_calls, registration
 from cluster.gateway.grpc.registration import add_health, add_inference
 from cluster.gateway.paceline.v1.inference_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
 from cluster.gateway.paceline.v1.inference_pb2_grpc import InferenceStub
@@ -283,6 +283,7 @@ async def _awaited(call):
 
 
 async def test_each_service_has_a_limit_of_open_calls_that_others_do_not_use_up(monkeypatch):
+    monkeypatch.setattr(registration, "KEYLESS_CALLS", 3)
     async with served(monkeypatch, max_connections=3) as (one, address), grpc.aio.insecure_channel(address) as channel:
         watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"") for _ in range(3)]
         await one.until(3)
@@ -292,7 +293,7 @@ async def test_each_service_has_a_limit_of_open_calls_that_others_do_not_use_up(
         for refused in (channel.unary_unary("/grpc.health.v1.Health/Check")(b""), generate(b"")):
             code, details = await code_of(refused)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert details.startswith("there are 3 open calls, and more are not taken (gateway.max_connections)")
+            assert details.startswith("there are 3 open calls of this service, and more are not taken")
             assert dict(await refused.trailing_metadata())[KEY] == "1000"
         calls[0].cancel()
         await one.until(5)
@@ -312,6 +313,7 @@ async def test_a_call_without_a_message_is_refused(monkeypatch):
 @pytest.mark.parametrize("method", [GENERATE, REFLECTION])
 async def test_a_call_whose_message_does_not_come_ends(monkeypatch, method):
     monkeypatch.setattr(open_calls, "MESSAGE_WITHIN_S", 0.2)
+    monkeypatch.setattr(registration, "KEYLESS_CALLS", 1)
     async with served(monkeypatch, max_connections=1) as (one, address), grpc.aio.insecure_channel(address) as channel:
         silent = channel.stream_stream(method)()
         await silent.wait_for_connection()
