@@ -308,7 +308,7 @@ REFUSED = [
     ({"prompt": [-1]}, "prompt", "token ids are from 0 to"),
     ({"prompt": [2**40]}, "prompt", "token ids are from 0 to"),
     ({"prompt": None}, "prompt", "a string, a list of strings"),
-    ({"best_of": 2}, "best_of", "not supported"),
+    ({"best_of": 0}, "best_of", "at least 1"),
     ({"logprobs": 21}, "logprobs", "at most 20"),
     ({"logprobs": True}, "logprobs", "a whole number"),
     ({"max_tokens": 0}, "max_tokens", "0 needs echo"),

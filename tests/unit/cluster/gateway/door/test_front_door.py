@@ -59,3 +59,14 @@ def test_settings_come_from_the_environment_or_with_serves_options(tmp_path):
         "165536",
         "[(100000, True)]",
     ]
+
+
+def test_a_proxy_starts_without_what_only_the_rest_of_a_cluster_needs():
+    """While it starts after a loss, nobody is answered."""
+    code = """
+import sys
+from cluster.gateway.door import proxy_errors
+from cluster.gateway.grpc import registration
+print(sys.modules.keys() & {"cluster.config", "actors.options", "redis", "prometheus_client", "transformers", "torch"})
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
