@@ -10,10 +10,8 @@ from cluster.router.draft_budget import most_draft_rows
 from cluster.router.step_time import StepTimeCurve
 
 _USUAL_ROWS = 256
-_LEAST_ROWS = 32  # beside sequences that decode, on a slow target
-_FEWEST_ROWS = 8  # where even those would last too long
+_LEAST_ROWS = 8  # beside sequences that decode, on a slow target
 _UNNOTICED_S = 0.1  # a round that short disturbs nobody who reads a stream
-_LONGEST_S = 0.2  # a round that long does
 _MOST_SLOWDOWN = 4.0  # of a round that decodes, by the prompts beside it
 _WORTH_DOUBLING = 1.8  # times as long for twice the rows: below, a prompt is sooner computed in larger rounds
 
@@ -23,15 +21,14 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
 
     Unless given, a power of two from 256 on. It is doubled as long as that makes rows cheaper and lets those who
     decode wait at most four times as long as without prompts. Where 256 rows let them wait longer than that, and longer
-    than a tenth of a second, there are fewer: 32 at least, or where these let them wait longer than two tenths, 8.
+    than a tenth of a second, there are fewer, 8 at least.
     """
     if given is not None:
         return given
     longest_s = _MOST_SLOWDOWN * step_times.seconds(decoding) if decoding else inf
     rows = _USUAL_ROWS
-    for least, unnoticed_s in ((_LEAST_ROWS, _UNNOTICED_S), (_FEWEST_ROWS, _LONGEST_S)):
-        while rows > least and step_times.seconds(decoding + rows) > max(longest_s, unnoticed_s):
-            rows //= 2
+    while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > max(longest_s, _UNNOTICED_S):
+        rows //= 2
     if rows < _USUAL_ROWS:
         return rows
     seconds = step_times.seconds(decoding + rows)

@@ -28,10 +28,9 @@ def gpu(flat_s: float, row_s: float) -> StepTimeCurve:
         (gpu(6e-3, 0.5e-6), 8, MOST_PREFILL_ROWS),
         # each row costs as much as the first
         (curve(lambda rows: 5e-3 * rows), 0, 256),
-        (curve(lambda rows: 5e-3 * rows), 4, 32),
+        (curve(lambda rows: 5e-3 * rows), 4, 16),
         (curve(lambda rows: 5e-4 * rows), 4, 128),  # within a tenth of a second
-        # below 32 rows they pay worst, so only where those would last longer than a fifth of a second
-        (curve(lambda rows: 10e-3 + 8e-3 * rows), 1, 16),
+        (curve(lambda rows: 10e-3 + 8e-3 * rows), 1, 8),
         (curve(lambda rows: 30e-3 + 40e-3 * rows), 1, 8),
         (curve(lambda rows: 0.3 + 8e-3 * rows), 1, 64),  # who decode wait longer than that anyway
         # a CPU, measured up to 64 rows
