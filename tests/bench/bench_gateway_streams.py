@@ -23,9 +23,9 @@ from ray import serve
 
 from actors.workers.directory import get_or_create_directory
 from actors.workers.ray_environment import prepare_own_ray
-from cluster.config import GatewayConfig
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.served_model import ServedModel
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.free_ports import free_ports
 from paceline_testing.linked_router import LinkedRouter
 from paceline_testing.ray_processes import ray_processes
