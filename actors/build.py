@@ -19,6 +19,7 @@ from actors.eagle.mtp_loading import load_mtp_head
 from actors.engine.attention.choice import has_triton, missing_for_triton_tree
 from actors.engine.attention.flashinfer import wrapper_class
 from actors.engine.attention.latent import cache_latents
+from actors.engine.attention.own_attention import POSITION_COLUMNS
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
 from actors.engine.options import EngineOptions, RoundLimits
@@ -57,6 +58,7 @@ _MAX_AUTO_TOKENS = 1 << 20  # on a CPU, and of a draft model
 _HOST_KV_FRACTION = 0.2  # of a host's free memory, for the target's KV cache
 _HOST_DRAFT_KV_FRACTION = 0.1  # the same, for a draft model's
 _GPU_FRACTION = 0.9  # of a GPU's memory, for all of a process
+_CACHED_STATES_SHARE = 0.25  # recurrent states of prefixes, relative to the bytes of keys and values
 _DEFAULT_LIMITS = RoundLimits()
 
 
@@ -97,12 +99,14 @@ def build_target_engine(
     silence_unmapped_tokens(model, source)
     if ranks > 1:
         _choose_sums(model, options)
+    num_blocks, max_cached_states = _target_cache(model, config, options, head, limits, meter)
     engine_options = EngineOptions(
-        num_blocks=_target_blocks(model, config, options, head, limits, meter),
+        num_blocks=num_blocks,
         block_size=options.block_size,
         prefix_cache=options.prefix_cache,
         exact=options.exact,
         attention=options.attention,
+        max_cached_states=max_cached_states,
         is_eager=options.enforce_eager,
     )
     engine = TargetEngine(model, engine_options, rank, ranks)
@@ -116,22 +120,24 @@ def build_target_engine(
     return engine
 
 
-def _target_blocks(
+def _target_cache(
     model: PreTrainedModel,
     config: PretrainedConfig,
     options: TargetOptions,
     head: DraftHead | None,
     limits: RoundLimits,
     meter: GpuMeter | None,
-) -> int:
-    """Blocks of the KV cache: those asked for, or as many as fit."""
+) -> tuple[int, int]:
+    """Blocks of the KV cache, those asked for or as many as fit; and recurrent states of prefixes."""
     ranks = options.tensor_parallel
+    state_bytes = recurrent_state_bytes(model)  # before attention of the model is changed
     bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
     tokens = options.kv_cache_tokens
+    states_share = _CACHED_STATES_SHARE if state_bytes and options.prefix_cache else 0.0
     if tokens is None:
-        # Each sequence has a state, and a round computes with a copy of it. Asked before an engine changes the model.
-        state_bytes = 2 * limits.sequences * recurrent_state_bytes(model)
-        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token) - state_bytes
+        # Each sequence has a state and the one at its last border of blocks, and a round computes with a copy.
+        num_bytes = _bytes_for_target(model, options, limits, meter, bytes_per_token)
+        num_bytes = int((num_bytes - 3 * limits.sequences * state_bytes) / (1 + states_share))
         if head is not None:
             bytes_per_token += head.kv_bytes_per_token()
         tokens = _tokens_that_fit(num_bytes, bytes_per_token, config)
@@ -139,7 +145,9 @@ def _target_blocks(
             tokens = min(tokens, _MAX_AUTO_TOKENS)
     num_blocks = _blocks_of(tokens, options.block_size)
     # With pools of their own size, one rank would find no room for a sequence that the others compute.
-    return least_of_ranks(num_blocks) if ranks > 1 else num_blocks
+    num_blocks = least_of_ranks(num_blocks) if ranks > 1 else num_blocks
+    kv_bytes = num_blocks * options.block_size * bytes_per_token
+    return num_blocks, int(states_share * kv_bytes) // state_bytes if state_bytes else 0
 
 
 def _check_bitwise_on(device: str, *, warns: bool) -> None:
@@ -237,8 +245,10 @@ def kv_bytes_per_token(
     layers -= sum(kind in WITHOUT_KEYS for kind in layer_types(config))
     heads = text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if text.model_type == "falcon":
+        kv_heads = 1 if text.multi_query and not text.new_decoder_architecture else text.num_kv_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    key_and_value = 2 * head_dim
+    key_and_value = 2 * head_dim + (POSITION_COLUMNS if text.model_type in ("bloom", "mpt") else 0)
     if getattr(text, "kv_lora_rank", None):
         if caches_latents:  # which every rank holds whole
             return int(layers * (text.kv_lora_rank + text.qk_rope_head_dim) * dtype.itemsize)

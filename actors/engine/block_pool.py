@@ -1,6 +1,7 @@
 """Allocation of KV blocks, sharing of equal prefixes by hash, and LRU eviction.
 
-Knows block numbers and token ids only; the tensors live in `kv_cache.py`.
+Knows block numbers and token ids; keys and values live in `kv_cache.py`. A model with recurrent layers can go on after
+a prefix only with their states after its last token, so a block may have such states attached.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ class BlockPool:
     *blank*. Blank blocks are handed out first, then cached ones, least recently used first.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, prefix_cache: bool = True, *, max_cached_states: int = 0
+    ) -> None:
+        """max_cached_states: blocks that have states attached at a time; those found least recently lose theirs."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks is {num_blocks}, block_size is {block_size}; both must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_cache = prefix_cache
+        self.max_cached_states = max_cached_states
         self.clear()
 
     def clear(self) -> None:
@@ -49,6 +54,7 @@ class BlockPool:
         self._blocks = [_Block() for _ in range(self.num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(self.num_blocks))
         self._by_hash: dict[bytes, int] = {}
+        self._states: OrderedDict[int, object] = OrderedDict()  # by block, the least recently found first
 
     @property
     def num_free(self) -> int:
@@ -73,6 +79,7 @@ class BlockPool:
             if block.hash is not None:
                 del self._by_hash[block.hash]
                 block.hash = None
+                self._states.pop(candidate, None)
             block.references = 1
             taken.append(candidate)
             after = candidate
@@ -122,3 +129,20 @@ class BlockPool:
             assert self._blocks[number].hash is None
             self._blocks[number].hash = content
             self._by_hash[content] = number
+
+    def attach_states(self, content: bytes, states: object) -> None:
+        """Keep states with the block of this hash, if it is there."""
+        number = self._by_hash.get(content)
+        if number is not None:
+            self._states[number] = states
+            self._states.move_to_end(number)
+            if len(self._states) > self.max_cached_states:
+                self._states.popitem(last=False)
+
+    def deepest_states(self, blocks: list[int]) -> tuple[int, object | None]:
+        """How many of these blocks there are up to the last one with states, and these states; else 0 and None."""
+        for index in reversed(range(len(blocks))):
+            if blocks[index] in self._states:
+                self._states.move_to_end(blocks[index])
+                return index + 1, self._states[blocks[index]]
+        return 0, None

@@ -19,7 +19,6 @@ _OF_CHOSEN_KEYS = (
 _LACKED = {
     **dict.fromkeys(RECURRENT, "a recurrent state"),
     **dict.fromkeys(_OF_CHOSEN_KEYS, "attention to chosen keys"),
-    "chunked_attention": "attention within chunks",
 }
 
 
@@ -30,7 +29,7 @@ def check_layers(model: PreTrainedModel, exact: Exactness, computed: Collection[
     others = sorted(set(layer_types(config)) - {*computed})
     if others:
         named = ", ".join(f"{name} ({_LACKED[name]})" if name in _LACKED else name for name in others)
-        raise ModelError(f"{config.model_type} has layers of type {named}; {' and '.join(ATTENDING)} are computed")
+        raise ModelError(f"{config.model_type} has layers of type {named}; {', '.join(ATTENDING)} are computed")
     if any(hasattr(module, "create_position_ids_from_input_ids") for module in model.base_model.modules()):
         raise ModelError(f"{config.model_type} counts positions from its padding token on; they must begin at 0")
     experts = [getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")]

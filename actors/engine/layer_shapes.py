@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -10,7 +12,7 @@ from transformers import PreTrainedModel
 from actors.engine.attention.carried_plan import carry_plans
 from actors.engine.attention.interface import PlanLost, Scoring
 from actors.engine.attention.latent import latent_projection
-from actors.engine.decoder_layers import num_decoder_layers
+from actors.engine.decoder_layers import decoder_layers, num_decoder_layers
 from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
 from actors.models.layer_types import WITHOUT_KEYS, layer_types
@@ -48,19 +50,49 @@ class ShapeProbe:
 
 
 def _give_windows(model: PreTrainedModel, windowed: Set[int]) -> None:
-    """Tell the layers whose sliding window is only in transformers' masks (Qwen2-MoE), which are not made here."""
+    """Tell the layers whose sliding window (Qwen2-MoE) or chunk (Llama 4) is only in transformers' masks, which are not
+    made here."""
     config = model.config.get_text_config()
-    missing = {
-        layer for layer, kind in enumerate(layer_types(config)) if kind == "sliding_attention" and layer not in windowed
-    }
+    windows = {}
+    for layer, kind in enumerate(layer_types(config)):
+        if kind == "sliding_attention" and layer not in windowed:
+            windows[layer] = config.sliding_window
+        elif kind == "chunked_attention":
+            windows[layer] = -config.attention_chunk_size
     for module in model.base_model.modules():
-        if getattr(module, "layer_idx", None) in missing:
-            module.window_of_mask = config.sliding_window
+        if getattr(module, "layer_idx", None) in windows:
+            module.window_of_mask = windows[module.layer_idx]
 
 
-def _described(model: PreTrainedModel) -> str:
-    has_alibi = any("alibi" in name for name in dir(type(model.base_model)))
-    return type(model).__name__ + (", which has ALiBi," if has_alibi else "")
+@dataclass(frozen=True)
+class _ScaleOfPosition:
+    """Factors of queries that grow with the position (Llama 4)."""
+
+    floor_scale: float
+    attn_scale: float
+
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        """int64 -> float32 of the same shape."""
+        return torch.log1p(torch.floor((positions.float() + 1.0) / self.floor_scale)) * self.attn_scale + 1.0
+
+
+def _scale_by_position(model: PreTrainedModel) -> None:
+    """Let the attention function scale queries: Llama 4 takes a row's place in a forward for its position."""
+    scaled = [
+        module
+        for module in model.base_model.modules()
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope
+    ]
+    for module in scaled:
+        module.attn_temperature_tuning = False
+        module.scale_of_position = _ScaleOfPosition(module.floor_scale, module.attn_scale)
+        decoder_layers(model)[module.layer_idx].register_forward_pre_hook(_pass_positions, with_kwargs=True)
+
+
+def _pass_positions(
+    layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**kwargs, "row_positions": kwargs["position_ids"]}
 
 
 def _probe(model: PreTrainedModel) -> ShapeProbe:
@@ -89,8 +121,9 @@ def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
         carry_plans(model)
         probe = _probe(model)
     without_keys = {layer for layer, kind in enumerate(layer_types(model.config)) if kind in WITHOUT_KEYS}
-    shapes = probe.shapes(num_decoder_layers(model), _described(model), without_keys)
+    shapes = probe.shapes(num_decoder_layers(model), type(model).__name__, without_keys)
     _give_windows(model, probe.windowed)
+    _scale_by_position(model)
     for module in model.modules():
         if latent_projection(module) is not None:
             shapes[module.layer_idx] = shapes[module.layer_idx]._replace(shares_values=True)

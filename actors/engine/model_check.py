@@ -221,7 +221,10 @@ def _path(node: int, parents: Sequences[int]) -> list[int]:
 def _difference_of_tokens(engine: TargetEngine, reference: _Reference) -> str | None:
     """Greedy answers: two at a time, with right and wrong drafts, and one whose prompt begins as an earlier one."""
     first, second, third = ([prompt, reference.answer(prompt, _OUTPUT)] for prompt in _prompts())
-    for what, answers in (("answers", [first, second]), ("an answer after a cached prefix", [third])):
+    asked = [("answers", [first, second]), ("an answer after a cached prefix", [third])]
+    if engine.chain_only:  # a state is cached where a prompt has left another one, so the next one finds it
+        asked.append(("an answer after a cached state", [third]))
+    for what, answers in asked:
         streams = [_Stream(index + 1, *answer, chain_only=engine.chain_only) for index, answer in enumerate(answers)]
         rounds = shared = 0
         while any(stream.is_open for stream in streams):

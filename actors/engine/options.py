@@ -25,6 +25,7 @@ class EngineOptions:
     prefix_cache: bool = True
     exact: Exactness = "default"
     attention: AttentionBackend | None = None  # None: by device
+    max_cached_states: int = 16  # of prefixes, where the target has recurrent layers
     is_eager: bool = False  # layers are neither fused (CPU) nor compiled (CUDA), launches not recorded
 
     @property

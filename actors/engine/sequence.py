@@ -67,7 +67,9 @@ class Sequence:
         self.block_size = pool.block_size
         self.num_cached = 0
         self._pool = pool
-        self._last_hash = root_hash(begin.namespace)  # of the published blocks
+        self._hashes = [
+            root_hash(begin.namespace)
+        ]  # hash n is that of the first n blocks, as far as they are published
         self._record = np.zeros(1, SEQUENCE)
         self.address = address_of(self._record)
         self._numbers = self._record.view(np.int64)
@@ -157,10 +159,12 @@ class Sequence:
 
     def reuse_prefix(self) -> None:
         """Use cached blocks with the beginning of a new sequence. The last token is always computed, for its logits."""
-        blocks, hashes = self._pool.find_prefix(self.begin.namespace, self.tokens[: self.length - 1])
+        self._begin_with(*self._pool.find_prefix(self.begin.namespace, self.tokens[: self.length - 1]))
+
+    def _begin_with(self, blocks: list[int], hashes: list[bytes]) -> None:
+        """Have cached blocks as the first ones."""
         self._add_blocks(blocks)
-        if hashes:
-            self._last_hash = hashes[-1]
+        self._hashes += hashes
         self._numbers[_PUBLISHED] = len(hashes)
         self.num_computed = self.num_cached = len(blocks) * self.block_size
 
@@ -229,8 +233,8 @@ class Sequence:
         size, tokens = self.block_size, self._tokens
         first, end = self._numbers.item(_PUBLISHED), self.num_computed // self.block_size
         for index in range(first, end):
-            self._last_hash = block_hash(self._last_hash, tokens[index * size : (index + 1) * size])
-            self._pool.publish(int(self._block_table[index]), self._last_hash)
+            self._hashes.append(block_hash(self._hashes[-1], tokens[index * size : (index + 1) * size]))
+            self._pool.publish(int(self._block_table[index]), self._hashes[-1])
         self._numbers[_PUBLISHED] = max(first, end)
 
     def free(self) -> None:
@@ -240,7 +244,7 @@ class Sequence:
     def drop(self) -> None:
         """Have no blocks any more, without releasing them: the pool is cleared."""
         self._numbers[[_BLOCKS, _PUBLISHED, _COMPUTED]] = 0
-        self._last_hash = root_hash(self.begin.namespace)
+        del self._hashes[1:]
 
 
 def _grown(array: np.ndarray, room: int) -> np.ndarray:

@@ -34,7 +34,6 @@ from actors.engine.round_clock import RoundClock, seconds_between
 from actors.engine.round_items import STALE, STARVED, record_forward
 from actors.engine.runner import make_runner
 from actors.engine.sequence_table import SequenceTable, TakenIn, distinct
-from actors.errors import ModelError
 from actors.messages import MasksSource, VerifyAhead, VerifyBatch, VerifyItem, VerifyResult
 from actors.sampling.row_masks import RowMasks, row_masks
 
@@ -67,10 +66,9 @@ class TargetEngine:
         self._runner = make_runner(
             model, options.num_slots, options.exact, attention=options.attention, is_eager=options.is_eager
         )
-        if self.chain_only and num_ranks > 1:
-            raise ModelError(f"num_ranks is {num_ranks}; a target with a recurrent state runs on 1")
-        has_prefix_cache = options.prefix_cache and not self.chain_only  # a state is not kept at each border of blocks
-        self.pool = BlockPool(options.num_blocks, options.block_size, has_prefix_cache)
+        max_states = options.max_cached_states if self.chain_only else 0
+        has_prefix_cache = options.prefix_cache and (max_states > 0 or not self.chain_only)
+        self.pool = BlockPool(options.num_blocks, options.block_size, has_prefix_cache, max_cached_states=max_states)
         self._rounds = _rounds_of(self._runner, self.vocab_size)
         self._scoring_rounds = HostRounds(self._runner)
         self._clock = RoundClock(self._runner.device)

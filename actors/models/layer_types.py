@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-ATTENDING = ("full_attention", "sliding_attention")
+ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
 RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")  # the hybrid ones attend, too
 # Layers without keys and values, which a model with recurrent layers has beside those that attend
 WITHOUT_KEYS = ("linear_attention", "conv", "mlp", "moe")

@@ -166,7 +166,6 @@ def check_recurrent_state(source: ModelSource, options: TargetOptions) -> None:
         return
     others = {
         "exact 'bitwise'": options.exact == "bitwise",
-        f"tensor_parallel {options.tensor_parallel}": options.tensor_parallel > 1,
         f"attention {options.attention!r}": options.attention not in (None, "padded"),
     }
     for what, is_asked in others.items():
@@ -377,7 +376,7 @@ def max_model_len(config: PretrainedConfig) -> int:
     layer types (Gemma 3), state the extended length. Dynamic scaling and LongRoPE change all positions once the longest
     row of a batch exceeds the original length, so rows would depend on each other; these models end there.
     """
-    names = ("max_position_embeddings", "seq_length", "max_decoder_position_embeddings")
+    names = ("max_position_embeddings", "seq_length", "max_seq_len", "max_decoder_position_embeddings")
     limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
     if not limit:
         return _FALLBACK_MODEL_LEN

@@ -41,7 +41,7 @@ _SIZES: tuple[tuple[int, str], ...] = (
     (4, "num_(local_)?experts|n_routed_experts|zero_expert_num"),
     (_HEADS, "num_(attention_|linear_)?heads|n_heads?|attention_heads|num_key_heads|num_value_heads"),
     (SLIDING_WINDOW, "sliding_window(_size)?|attention_window(_size)?|window_size|local_attention"),
-    (SLIDING_WINDOW, "attention_chunk_size|index_topk"),
+    (SLIDING_WINDOW, "attention_chunk_size|index_topk|floor_scale"),
     (MAX_POSITIONS, "max_(position_embeddings|seq_len|target_positions|source_positions)|n_positions|n_ctx"),
     (1, "first_k_dense_replace|num_dense_layers|max_window_layers|moe_layer_start_index"),
     (2, "sliding_window_pattern|layer_period|full_attention_interval|no_rope_layer_interval"),

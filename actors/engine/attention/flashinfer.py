@@ -81,13 +81,14 @@ class FlashInferPlan:
     def _plan(self, kind: Hashable, query: torch.Tensor, values: torch.Tensor, scoring: Scoring) -> Any:
         batch, window = self._batch, scoring.sliding_window
         branches = bool((batch.tree_starts < batch.contexts).any())
+        is_masked = branches or (window or 0) < 0
         num_pages = -(-batch.contexts // batch.block_size)
         page_starts = np.zeros(len(num_pages) + 1, np.int32)
         np.cumsum(num_pages, out=page_starts[1:])
         pages = [table[:count] for table, count in zip(batch.block_tables, num_pages, strict=True)]
-        bits, bit_starts = visible_bits(batch, window) if branches else (None, None)
+        bits, bit_starts = visible_bits(batch, window) if is_masked else (None, None)
         # Only the fa2 kernels take masks, and a wrapper keeps the kernels that `auto` chose at its first plan.
-        wrapper = self._flashinfer.wrapper(kind, "fa2" if branches else "auto")
+        wrapper = self._flashinfer.wrapper(kind, "fa2" if is_masked else "auto")
         wrapper.plan(
             torch.from_numpy(batch.first_rows),
             torch.from_numpy(page_starts),
@@ -99,9 +100,9 @@ class FlashInferPlan:
             head_dim_vo=values.shape[2],
             page_size=batch.block_size,
             packed_custom_mask=None if bits is None else torch.from_numpy(bits),
-            causal=not branches,
-            # FlashInfer's window counts slots, ours positions. They differ in trees, whose mask includes it.
-            window_left=-1 if branches or window is None else window - 1,
+            causal=not is_masked,
+            # FlashInfer's window counts slots, ours positions. They differ in trees. A mask includes the window.
+            window_left=-1 if is_masked or window is None else window - 1,
             sm_scale=scoring.scale,
             logits_soft_cap=scoring.softcap,
             q_data_type=query.dtype,

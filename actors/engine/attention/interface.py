@@ -29,7 +29,8 @@ class Scoring:
     """A layer's parameters of the attention weights."""
 
     scale: float
-    sliding_window: int | None  # positions a row sees, itself included; None: all
+    # Positions a row sees, itself included; None: all. -n: those before it in its own chunk of n positions, and itself
+    sliding_window: int | None
     softcap: float | None  # limits scores to (-softcap, softcap); None: no limit
     # [heads]: a logit of each head that takes its share of the softmax and adds no value; None: none
     sinks: torch.Tensor | None = None
@@ -80,18 +81,20 @@ def paged_attention(
     *,
     paged_plan: AttentionPlan | None = None,
     sliding_window: int | None = None,
+    row_positions: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim] -> [1, rows, heads, head_dim].
 
-    Of a module whose latents are cached, key and value are the latents.
+    row_positions: int64 [1, rows], for modules whose queries are scaled by position. Of a module whose latents are
+    cached, key and value are the latents.
     """
     # Ignoring an unsupported argument would silently change the output.
     unknown = [name for name in _NOT_COMPUTED if kwargs.get(name) is not None]
     if attention_mask is not None or unknown:
         raise ModelError(
             f"{type(module).__name__} attends with {', '.join(unknown) or 'a mask of its own'}; "
-            "causal attention with sliding windows, soft caps and sinks is computed"
+            "causal attention with sliding windows, chunks, soft caps and sinks is computed"
         )
     if paged_plan is None:
         raise PlanLost(f"{type(module).__name__} is not given the arguments of the model's forward")
@@ -101,6 +104,8 @@ def paged_attention(
     if sliding_window is None:
         sliding_window = getattr(module, "window_of_mask", None)
     scoring = Scoring(scale, sliding_window, softcap=kwargs.get("softcap"), sinks=kwargs.get("s_aux"))
+    if hasattr(module, "scale_of_position"):
+        query = (query * module.scale_of_position(row_positions)[:, None, :, None]).to(query.dtype)
     rows, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     latent = latent_projection(module)
     if latent is not None:

@@ -55,7 +55,7 @@ def _attend_run(
     rows,  # int32 [BLOCK_M]
     is_row,  # bool [BLOCK_M]
     visible_ends,  # int32 [BLOCK_M]
-    positions,  # int32 [BLOCK_M]
+    seen_from,  # int32 [BLOCK_M]: the first position in the window of each row; not read without one
     tree_start,
     ancestors,  # pointer [rows, words]
     node_positions,  # pointer to the sequence's
@@ -131,13 +131,13 @@ def _attend_run(
                 other=0,
             )
             is_visible = ((bits >> (nodes % 64).to(tl.int64)[None, :]) & 1) != 0
-            if WINDOW > 0:
+            if WINDOW != 0:
                 slot_positions = tl.load(node_positions + nodes, mask=is_slot, other=0)
-                is_visible = is_visible & (positions[:, None] - slot_positions[None, :] < WINDOW)
+                is_visible = is_visible & (slot_positions[None, :] >= seen_from[:, None])
         else:
             is_visible = is_slot[None, :] & (slots[None, :] < visible_ends[:, None])
-            if WINDOW > 0:
-                is_visible = is_visible & (positions[:, None] - slots[None, :] < WINDOW)
+            if WINDOW != 0:
+                is_visible = is_visible & (slots[None, :] >= seen_from[:, None])
         scores = tl.where(is_visible, scores * LOG2_E, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
@@ -202,7 +202,7 @@ def attend_kernel(
     TILE_ROWS: tl.constexpr,  # rows of a tile: BLOCK_M // SHARED
     WRITE_ROWS: tl.constexpr,  # TILE_ROWS rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: none
+    WINDOW: tl.constexpr,  # 0: none; -n: chunks of n positions
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -296,10 +296,13 @@ def attend_kernel(
             end = tl.minimum(end, first + split_size)
         elif split > 0:
             return
-    positions = tl.load(row_positions + rows, mask=is_row, other=0)
+    seen_from = tl.load(row_positions + rows, mask=is_row, other=0)
     if WINDOW > 0:
-        earliest = tl.min(tl.where(is_row, positions, 2147483647), 0)
-        first = tl.maximum(first, earliest - (WINDOW - 1))
+        seen_from = seen_from - (WINDOW - 1)
+    elif WINDOW < 0:
+        seen_from = seen_from - seen_from % -WINDOW
+    if WINDOW != 0:
+        first = tl.maximum(first, tl.min(tl.where(is_row, seen_from, 2147483647), 0))
     ends = tl.load(visible_ends + rows, mask=is_row, other=0)
     tree_start = tl.load(tree_starts + sequence)
     table = block_tables + sequence.to(tl.int64) * max_blocks
@@ -358,7 +361,7 @@ def attend_kernel(
                 rows,
                 is_row,
                 ends,
-                positions,
+                seen_from,
                 tree_start,
                 ancestors,
                 nodes,

@@ -60,6 +60,7 @@ class VarlenPlan:
         gathered = len(self._chunks.key_slots) * kv_heads * 2 * head_dim * query.element_size()
         return (
             scoring.softcap is None
+            and (scoring.sliding_window or 0) >= 0
             and scoring.sinks is None
             and query.dtype in _DTYPES
             and head_dim == value_dim

@@ -1,7 +1,7 @@
 """What the rows of a batch see, expanded for backends that do not read the arrays of a `PackedBatch` themselves.
 
 A sliding window counts positions, so that a deep node sees as far back as the committed token it may become. A window
-of 0 is none.
+of 0 is none; -n stands for chunks of n positions, of which a row sees its own.
 """
 
 from __future__ import annotations
@@ -64,15 +64,18 @@ def _view(batch: PackedBatch) -> _View:
 
 @njit(cache=True, nogil=True)
 def _first_visible(view, row, window):  # type: ignore[no-untyped-def]
-    """The first committed slot in the window of a row: its index is its position."""
-    return max(0, view.positions[row] - window + 1) if window > 0 else 0
+    """The first position in the window of a row, which is also the index of a committed slot."""
+    position = view.positions[row]
+    if window < 0:
+        return position // -window * -window
+    return max(0, position - window + 1) if window > 0 else 0
 
 
 @njit(cache=True, nogil=True)
 def _sees_node(view, s, row, node, window):  # type: ignore[no-untyped-def]
     """Whether a row of sequence s sees a draft node."""
     is_ancestor = (view.ancestors[row, node // 64] >> (node % 64)) & 1 == 1
-    return is_ancestor and (window == 0 or view.positions[row] - view.node_positions[s, node] < window)
+    return is_ancestor and view.node_positions[s, node] >= _first_visible(view, row, window)
 
 
 @njit(cache=True, nogil=True)

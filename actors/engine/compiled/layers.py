@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.attention.carried_plan import carries_plan
 from actors.engine.attention.interface import AttentionPlan
+from actors.engine.attention.own_attention import has_own_attention
 from actors.engine.compiled.merged_linears import merge_linears, share_products
 from actors.engine.compiled.opaque_attention import OpaquePlan, attending
 from actors.engine.decoder_layers import decoder_layers
@@ -85,6 +86,8 @@ def _layer_index(layer: nn.Module) -> int:
         raise ModelError(
             f"{type(layer).__name__} passes no arguments on; hooks bring them, which one graph cannot hold"
         )
+    if has_own_attention(layer):
+        raise ModelError(f"{type(layer).__name__} attends in a method of its own, which one graph cannot hold")
     if len(found) != 1 or "forward" in vars(layer):
         raise ModelError(
             f"{type(layer).__name__} has {len(found)} caches and {'another' if 'forward' in vars(layer) else 'its own'}"

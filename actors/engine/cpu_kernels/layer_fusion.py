@@ -107,11 +107,10 @@ class _TriedPlan(PaddedPlan):
         self.attended: dict[int, Attended] = {}
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        if scoring.softcap is None and scoring.sinks is None and keys.shape[2] == values.shape[2]:
+        window = scoring.sliding_window or 0
+        if window >= 0 and scoring.softcap is None and scoring.sinks is None and keys.shape[2] == values.shape[2]:
             _, heads, dim = query.shape
-            self.attended[layer] = Attended(
-                layer, heads, keys.shape[1], dim, scoring.scale, scoring.sliding_window or 0
-            )
+            self.attended[layer] = Attended(layer, heads, keys.shape[1], dim, scoring.scale, window)
         return super().attend(layer, query, keys, values, scoring)
 
 

@@ -6,7 +6,7 @@ The module itself is as it was. It is called with a cache that holds the states 
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,30 @@ _MIXERS: dict[str, _Rows] = {
     "Qwen3_5GatedDeltaNet": "chunk argument",
     "Qwen3_5MoeGatedDeltaNet": "chunk argument",
     "OlmoHybridGatedDeltaNet": "chunk argument",
+    "KimiLinearDeltaAttention": "chunk argument",
     "BambaMixer": "chunk attribute",
     "GraniteMoeHybridMambaLayer": "chunk attribute",
     "NemotronHMamba2Mixer": "chunk attribute",
     "FalconH1Mixer": "chunk attribute",
     "JambaMambaMixer": "one by one",
+    "MiniMaxLightningAttention": "at once",
 }
 # Smallest chunk. The scans pad rows to whole chunks of 64 or 256, which costs as much as so many rows.
 _LEAST_CHUNK = 8
 _NO_LIMIT = (0.0, float("inf"))
+
+
+class _ProductCache:
+    """What MiniMax's mixers take for a cache: of each the sum of products of keys and values."""
+
+    def __init__(self, layer: LinearAttentionLayer) -> None:
+        self._states = layer.recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        return self._states[0]
+
+    def set_linear_cache(self, layer_idx: int, state: Tensor) -> None:
+        self._states[0] = state
 
 
 class CurrentRuns:
@@ -59,6 +74,7 @@ class PackedMixer(nn.Module):
         self._chunk_size = int(getattr(mixer, "chunk_size", 64))
         names = inspect.signature(mixer.forward).parameters
         self._cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        self._is_attention = "position_embeddings" in names  # MiniMax's, which returns its weights, too
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """[1, rows, hidden] -> the same. Rows of padding give zeros."""
@@ -75,10 +91,13 @@ class PackedMixer(nn.Module):
             if run.moves_on:
                 run.store(self._index, layer)
         runs.keep(self._index, inputs)
-        return outputs[None]
+        return (outputs[None], None) if self._is_attention else outputs[None]
 
     def _compute(self, inputs: Tensor, layer: LinearAttentionLayer, run: MixerRun) -> Tensor:
         """[S, L, hidden] -> the same; changes the layer's states to those after the rows."""
+        if self._is_attention:
+            attended, _ = self.mixer(inputs, None, None, past_key_values=_ProductCache(layer))
+            return cast("Tensor", attended)
         options: dict[str, Any] = {self._cache_name: Cache(layers=[layer] * (self._layer_index + 1))}
         if self._rows == "one by one" and run.has_state:
             return torch.cat([self.mixer(row, **options) for row in inputs.split(1, dim=1)], dim=1)

@@ -3,7 +3,7 @@
 A draft is a chain. Its rows follow the sequence's state, but whether they belong to it is known after the round alone.
 So a run that ends with draft rows changes no state: the inputs of its rows are kept, and later runs begin with the
 accepted ones. When many are kept, the accepted ones and the round's known tokens are a run of their own that moves the
-state on, and the draft rows a second one.
+state on, and the draft rows a second one. Runs that move a state on end at borders of blocks whose states are cached.
 
     state after 40 tokens, 3 kept inputs of which 2 are accepted, 1 known token, 3 draft rows:
 
@@ -21,7 +21,7 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from actors.engine.batch import PackedBatch
-from actors.engine.recurrent.states import MixerState, RecurrentSequence, RecurrentStates
+from actors.engine.recurrent.states import MixerState, RecurrentSequence, RecurrentStates, StatesAt
 from actors.engine.sequence import Sequence
 
 
@@ -39,6 +39,7 @@ class RunLimits:
 
 
 _DEFAULT_LIMITS = RunLimits()
+_LAST = 1 << 30  # order of runs that change no state
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class _Rows:
     states: RecurrentStates
     inputs: np.ndarray  # int64: places among the inputs of the forward, in order
     rows: np.ndarray  # int64: packed rows that the last of them are
+    border: StatesAt | None = None  # filled with the states after these rows
 
 
 class MixerRun:
@@ -61,6 +63,7 @@ class MixerRun:
         self, members: list[_Rows], has_state: bool, moves_on: bool, device: torch.device, *, least_rows: int
     ) -> None:
         self.states = [member.states for member in members]
+        self._borders = [member.border for member in members]
         self.has_state = has_state
         self.moves_on = moves_on
         longest = max(len(member.inputs) for member in members)
@@ -82,11 +85,12 @@ class MixerRun:
         if not self.has_state:
             return layer
         own = [states.mixers[mixer] for states in self.states]
-        conv = torch.stack([state.conv for state in own])
-        layer.conv_states[0] = conv
-        layer.conv_kernel_size[0] = conv.shape[-1]
-        layer.is_conv_states_initialized[0] = layer.has_previous_state[0] = True
-        layer.device, layer.dtype = conv.device, conv.dtype
+        convs = [state.conv for state in own if state.conv is not None]
+        if convs:
+            conv = layer.conv_states[0] = torch.stack(convs)
+            layer.conv_kernel_size[0] = conv.shape[-1]
+            layer.is_conv_states_initialized[0] = layer.has_previous_state[0] = True
+            layer.device, layer.dtype = conv.device, conv.dtype
         recurrent = [state.recurrent for state in own if state.recurrent is not None]
         if recurrent:
             layer.recurrent_states[0] = torch.stack(recurrent)
@@ -96,11 +100,13 @@ class MixerRun:
     def store(self, mixer: int, layer: LinearAttentionLayer) -> None:
         """Move the states of a mixer on to those of the layer."""
         convs, recurrent = layer.conv_states[0], layer.recurrent_states[0]
-        assert convs is not None
-        for place, states in enumerate(self.states):
+        for place, (states, border) in enumerate(zip(self.states, self._borders, strict=True)):
             # Copies: a view would keep the states of all sequences of this run as long as its own.
-            own = None if recurrent is None else recurrent[place].clone()
-            states.mixers[mixer] = MixerState(convs[place].clone(), own)
+            states.mixers[mixer] = MixerState(
+                None if convs is None else convs[place].clone(), None if recurrent is None else recurrent[place].clone()
+            )
+            if border is not None:
+                border.mixers[mixer] = states.mixers[mixer]
 
 
 class MixerRuns:
@@ -123,8 +129,10 @@ class MixerRuns:
         self.runs: list[MixerRun] = []
         self._replaying: list[RecurrentStates] = []
         self._after: list[tuple[RecurrentStates, int, int]] = []  # tokens in the state, inputs kept
-        # By whether there is a state, whether it moves on, and the length where all have one
-        self._groups: dict[tuple[bool, bool, int], list[_Rows]] = {}
+        self._passed: list[tuple[RecurrentStates, StatesAt]] = []  # borders, ascending for each sequence
+        # By place in the order of a sequence's runs, whether there is a state, whether it moves on, and the length
+        # where all have one
+        self._groups: dict[tuple[int, bool, bool, int], list[_Rows]] = {}
         self._states: list[RecurrentStates] = []
         kept: list[np.ndarray] = []
         first_kept = num_rows
@@ -145,9 +153,8 @@ class MixerRuns:
             first_kept += states.num_inputs
             num_known = min(end - first, sequence.length - begin)
             kept.append(self._plan(states, replayed, np.arange(first, end), num_known, begin))
-        for (has_state, moves_on, _), members in self._groups.items():
+        for (_, has_state, moves_on, _), members in sorted(self._groups.items(), key=lambda group: group[0][0]):
             self.runs.append(MixerRun(members, has_state, moves_on, device, least_rows=limits.least_rows))
-        self.runs.sort(key=lambda run: not run.moves_on)  # draft rows may follow a state that has moved on
         self._num_kept = [len(rows) for rows in kept]
         self._kept = torch.from_numpy(np.concatenate(kept)).to(device)
 
@@ -155,22 +162,40 @@ class MixerRuns:
         self, states: RecurrentStates, replayed: np.ndarray, rows: np.ndarray, num_known: int, begin: int
     ) -> np.ndarray:
         """Add a sequence's rows to the runs; int64, the inputs that are kept of them."""
-        known, drafts = rows[:num_known], rows[num_known:]
-        has_state = bool(states.mixers)
-        may_stay = len(drafts) > 0 or self._limits.least_rows > 1
-        if may_stay and len(replayed) + num_known <= self._limits.most_replayed:
-            inputs = np.concatenate([replayed, rows])
-            self._add((has_state, False, 0), _Rows(states, inputs, rows))
-            self._after.append((states, states.num_tokens, len(inputs)))
-            return inputs
-        inputs = np.concatenate([replayed, known])
-        self._add((has_state, True, len(inputs)), _Rows(states, inputs, known))
-        if len(drafts):
-            self._add((True, False, 0), _Rows(states, drafts, drafts))
-        self._after.append((states, begin + num_known, len(drafts)))
-        return drafts
+        inputs, first = np.concatenate([replayed, rows]), states.num_tokens
+        ends = self._ends(states, begin + num_known, may_stay=len(rows) > num_known or self._limits.least_rows > 1)
+        place, has_state = 0, bool(states.mixers)
+        for order, end in enumerate(ends):
+            border = StatesAt(end) if states.is_border(end) else None
+            own = inputs[place : end - first]
+            self._add(
+                (order, has_state, True, len(own)), _Rows(states, own, own[max(0, len(replayed) - place) :], border)
+            )
+            if border is not None:
+                self._passed.append((states, border))
+            place, has_state = end - first, True
+        left = inputs[place:]
+        if len(left):
+            own_rows = left[max(0, len(replayed) - place) :]
+            self._add((_LAST, has_state, False, 0), _Rows(states, left, own_rows))
+        self._after.append((states, ends[-1] if ends else first, len(left)))
+        return left
 
-    def _add(self, group: tuple[bool, bool, int], rows: _Rows) -> None:
+    def _ends(self, states: RecurrentStates, end: int, *, may_stay: bool) -> list[int]:
+        """Tokens after which the runs end that move a sequence's state on. end: known tokens; may_stay: a run before it
+        need not move the state."""
+        place = states.num_tokens
+        ends: list[int] = []
+        most_left = self._limits.most_replayed if may_stay else 0
+        if end - place <= most_left:
+            return []
+        for border in states.borders(place, end):
+            if border - place >= self._limits.least_rows or not (ends or states.mixers):
+                ends.append(border)
+                place = border
+        return [*ends, end] if end - place > most_left else ends
+
+    def _add(self, group: tuple[int, bool, bool, int], rows: _Rows) -> None:
         self._groups.setdefault(group, []).append(rows)
 
     def inputs(self, mixer: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -190,3 +215,5 @@ class MixerRuns:
         """To be called when all mixers have computed."""
         for states, num_tokens, num_inputs in self._after:
             states.num_tokens, states.num_inputs = num_tokens, num_inputs
+        for states, border in self._passed:
+            states.pass_border(border)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from actors.models.layer_types import has_recurrent_state
 
@@ -14,9 +14,10 @@ def recurrent_state_bytes(model: PreTrainedModel) -> int:
     """Bytes of the states of one sequence, 0 for a model without. Runs a forward of one token, without an engine."""
     if not has_recurrent_state(model.config):
         return 0
-    cache = DynamicCache(config=model.config)
-    model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
-    states = [
+    row = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    cache = model(input_ids=row, use_cache=True).past_key_values
+    states = [state for state in getattr(cache, "linear_cache", ()) if isinstance(state, torch.Tensor)]  # MiniMax
+    states += [
         state
         for layer in cache.layers
         if isinstance(layer, LinearAttentionCacheLayerMixin)

@@ -28,7 +28,9 @@ class Forest:
         context = len(positions)
         allowed = np.tri(context, dtype=bool)
         allowed[known:, known:] = ancestor_mask(part.tree_parents)
-        if window is not None:
+        if window is not None and window < 0:
+            allowed &= positions[:, None] // -window == positions[None] // -window
+        elif window is not None:
             allowed &= positions[:, None] - positions[None] < window
         return allowed[context - part.num_rows :]
 

@@ -92,5 +92,7 @@ def check_blocks(pool: BlockPool, held: list[list[int]]) -> None:
         assert block.references == counts[number], f"references of block {number}"
         assert (block.references == 0) == (number in pool._free), f"block {number}"
         assert block.hash is None or pool._by_hash.get(block.hash) == number, f"hash of block {number}"
+    for number in pool._states:
+        assert pool._blocks[number].hash is not None, f"states of block {number}"
     for content, number in pool._by_hash.items():
         assert pool._blocks[number].hash == content, f"hash of block {number}"

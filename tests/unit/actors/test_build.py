@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -75,14 +76,22 @@ def deepseek():
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def hybrid(kind):
+def tiny(kind):
     return random_model(tiny_config(config_of_type(kind)))
+
+
+TINY = ["nemotron_h", "kimi_linear", "minimax", "bloom", "mpt", "falcon"]
 
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: make_tiny_model("llama"), lambda: make_tiny_model("gemma3"), deepseek, lambda: hybrid("nemotron_h")],
-    ids=["llama", "gemma3", "deepseek", "nemotron_h"],
+    [
+        lambda: make_tiny_model("llama"),
+        lambda: make_tiny_model("gemma3"),
+        deepseek,
+        *(partial(tiny, kind) for kind in TINY),
+    ],
+    ids=["llama", "gemma3", "deepseek", *TINY],
 )
 def test_a_token_takes_as_many_bytes_as_the_cache_is_sized_for(make):
     model = make()
@@ -93,12 +102,26 @@ def test_a_token_takes_as_many_bytes_as_the_cache_is_sized_for(make):
 
 
 def test_states_of_all_sequences_and_their_copies_leave_less_for_keys_and_values(tmp_path, monkeypatch):
-    model = hybrid("qwen3_next")
+    model = tiny("qwen3_next")
     model.save_pretrained(tmp_path)
     state, token = recurrent_state_bytes(model), kv_bytes_per_token(model.config, torch.float32)
     monkeypatch.setattr(build, "_bytes_for_target", lambda *_: 8000 * token)
     limits = RoundLimits(sequences=3)
     options = TargetOptions(dtype="float32", device="cpu")
     engine = build_target_engine(ModelSource("m", "m", tmp_path), options, limits=limits)
-    assert 0 < 6 * state < 4000 * token
-    assert engine.options.num_blocks == (8000 * token - 6 * state) // token // engine.options.block_size
+    assert 0 < 9 * state < 4000 * token
+    for_keys = int((8000 * token - 9 * state) / 1.25)
+    assert engine.options.num_blocks == for_keys // token // engine.options.block_size
+    kv_bytes = engine.options.num_slots * token
+    assert engine.options.max_cached_states == kv_bytes // 4 // state > 0
+
+
+def test_no_memory_is_kept_for_states_of_prefixes_where_none_are_cached(tmp_path, monkeypatch):
+    model = tiny("qwen3_next")
+    model.save_pretrained(tmp_path)
+    state, token = recurrent_state_bytes(model), kv_bytes_per_token(model.config, torch.float32)
+    monkeypatch.setattr(build, "_bytes_for_target", lambda *_: 8000 * token)
+    options = TargetOptions(dtype="float32", device="cpu", prefix_cache=False)
+    engine = build_target_engine(ModelSource("m", "m", tmp_path), options, limits=RoundLimits(sequences=3))
+    assert engine.options.num_blocks == (8000 * token - 9 * state) // token // engine.options.block_size
+    assert engine.options.max_cached_states == 0

@@ -15,7 +15,7 @@ from actors.engine.batch import num_words
 from paceline_testing.forests import Forest, forest_of, slot_positions
 from paceline_testing.random_forests import forests
 
-WINDOWS = st.sampled_from([None, 1, 2, 7, 40])
+WINDOWS = st.sampled_from([None, 1, 2, 7, 40, -1, -6, -30])  # -n: chunks of n
 ALONE = {  # a lone row in a context of 9 slots
     "a committed token": (9, 8, [], 0),
     "the end of a chain": (6, 6, [-1, 0, 1], 2),

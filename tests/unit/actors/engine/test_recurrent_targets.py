@@ -193,10 +193,9 @@ def test_a_tree_that_is_no_chain_is_not_verified():
     engine.verify(VerifyBatch(1, [], [1]))
 
 
-def test_it_says_so_and_has_no_prefix_cache():
+def test_it_says_so():
     engine = engine_of(KINDS[0])
     assert engine.chain_only
-    assert not engine.pool.prefix_cache
     assert not engine.overlaps
 
 
@@ -219,8 +218,6 @@ def test_the_size_of_a_state_is_that_of_its_tensors():
 
 def test_what_needs_attention_alone_is_refused():
     model, options = model_of(KINDS[0]), EngineOptions(16, 4)
-    with pytest.raises(ModelError, match="num_ranks is 2"):
-        TargetEngine(model, options, num_ranks=2)
     with pytest.raises(ModelError, match="exact is 'bitwise'"):
         TargetEngine(model, EngineOptions(16, 4, exact="bitwise"))
     with pytest.raises(ModelError, match="attention is 'triton_tree'"):
@@ -233,7 +230,6 @@ def test_what_needs_attention_alone_is_refused():
     ("options", "named"),
     [
         ({"exact": "bitwise"}, "exact 'bitwise'"),
-        ({"tensor_parallel": 2}, "tensor_parallel 2"),
         ({"attention": "flashinfer"}, "attention 'flashinfer'"),
     ],
 )

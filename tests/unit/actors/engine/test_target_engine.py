@@ -228,8 +228,8 @@ def tiny_llama(**changes):
 
 
 def test_layers_of_another_kind_are_refused_by_name():
-    with pytest.raises(ModelError, match="chunked_attention"):
-        ModelRunner(tiny_llama(layer_types=["chunked_attention"]), 64)
+    with pytest.raises(ModelError, match="indexed_attention"):
+        ModelRunner(tiny_llama(layer_types=["indexed_attention"]), 64)
 
 
 def test_experts_are_refused_in_bitwise_mode_only():

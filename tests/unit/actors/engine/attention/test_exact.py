@@ -56,7 +56,7 @@ def attended(forest: Forest, scoring: Scoring, heads, dims, dtype, device: torch
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
     dims=st.sampled_from([(8, 8), (24, 16), (80, 96)]),
     dtype=st.sampled_from(list(TOLERANCES)),
-    window=st.sampled_from([None, 1, 9, 30]),
+    window=st.sampled_from([None, 1, 9, 30, -3, -20]),
     softcap=st.sampled_from([None, 2.0]),
 )
 def test_any_batch_attends_as_padded_attention_does(triton_device, forest, heads, dims, dtype, window, softcap):

@@ -54,7 +54,7 @@ def plan_of(case: Case, flashinfer: FlashInfer | None = None) -> Callable[[KvCac
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2)]),
     dims=st.sampled_from([(8, 8), (24, 16)]),
     dtype=st.sampled_from([torch.float16, torch.bfloat16]),
-    window=st.sampled_from([None, 1, 2, 9, 30]),
+    window=st.sampled_from([None, 1, 2, 9, 30, -3, -20]),
     softcap=st.sampled_from([None, 2.0]),
 )
 def test_any_batch_attends_as_padded_attention_does(installed, forest, heads, dims, dtype, window, softcap):
@@ -62,7 +62,7 @@ def test_any_batch_attends_as_padded_attention_does(installed, forest, heads, di
     case.check(plan_of(case))
 
 
-@given(forests(max_nodes=150), st.sampled_from([None, 1, 2, 7, 40]))
+@given(forests(max_nodes=150), st.sampled_from([None, 1, 2, 7, 40, -6, -30]))
 def test_the_bits_of_a_mask_are_what_each_row_sees(forest, window):
     bits, starts = visible_bits(forest.batch, window)
     assert starts.dtype == np.int32

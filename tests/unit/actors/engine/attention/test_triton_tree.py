@@ -63,7 +63,7 @@ class TreeCase(Case):
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (7, 1)]),
     dims=st.sampled_from([(8, 8), (24, 16), (80, 96)]),
     dtype=st.sampled_from(list(TOLERANCES)),
-    window=st.sampled_from([None, 1, 2, 9, 30]),
+    window=st.sampled_from([None, 1, 2, 9, 30, -3, -20]),
     softcap=st.sampled_from([None, 2.0]),
     has_sinks=st.booleans(),
     split_size=st.sampled_from([16, 40, 1024]),

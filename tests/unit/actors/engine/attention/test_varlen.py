@@ -139,13 +139,14 @@ def test_decoding_beside_chunks_is_split_by_the_contexts_that_decode_alone(trito
     [
         (Scoring(0.3, None, 2.0), {}),
         (Scoring(0.3, 5, None, torch.linspace(-2.0, 3.0, 2)), {}),
+        (Scoring(0.3, -7, None), {}),
         (PLAIN, {"dtype": torch.float32}),
         (PLAIN, {"dims": (12, 12)}),
         (PLAIN, {"dims": (16, 8)}),
         (PLAIN, {"dims": (16, 8), "shares_values": True}),
         (PLAIN, {"dims": (264, 264)}),
     ],
-    ids=["soft cap", "sinks", "float32", "head of 12", "other values", "latents", "head of 264"],
+    ids=["soft cap", "sinks", "chunks of positions", "float32", "head of 12", "other values", "latents", "head of 264"],
 )
 def test_what_the_kernel_does_not_compute_is_left_to_the_tree_kernel(triton_device, calls, scoring, how):
     if scoring.sinks is not None:
