@@ -28,6 +28,7 @@ from actors.engine.recurrent.state_bytes import recurrent_state_bytes
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
+from actors.grammar.grammars import Grammars
 from actors.models.collectives import sum_in_rank_order, use_symmetric_memory
 from actors.models.dtypes import choose_dtype
 from actors.models.layer_types import WITHOUT_KEYS, layer_types
@@ -37,6 +38,7 @@ from actors.models.loader import (
     check_exact,
     check_recurrent_state,
     choose_device,
+    eos_token_ids_of,
     length_limits,
     load_config,
     load_draft_model,
@@ -168,12 +170,16 @@ def _choose_sums(model: PreTrainedModel, options: TargetOptions) -> None:
 
 
 def build_draft_engine(
-    source: ModelSource, options: DraftOptions | None = None, *, target: ModelSource | None = None
+    source: ModelSource,
+    options: DraftOptions | None = None,
+    *,
+    target: ModelSource | None = None,
+    grammars: Grammars | None = None,
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Load a draft model, with a reduced vocabulary or not, and size its own KV cache.
 
     target: the model it drafts for; drafts are translated through the text if the vocabularies differ. None: they are
-    equal. A model whose configuration names a mask token guesses all tokens of a draft in one forward.
+    equal. grammars: of the target's vocabulary; None: made for the target, if there is one. A model whose configuration names a mask token guesses all tokens of a draft in one forward.
     `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0. Raises ModelError.
     """
     options = options or DraftOptions()
@@ -203,6 +209,8 @@ def build_draft_engine(
         attention=options.attention,
         is_eager=options.enforce_eager,
     )
+    if texts is None and grammars is None and target is not None:
+        grammars = _checked_grammars(target)
     engine = DraftEngine(
         draft.model,
         engine_options,
@@ -210,11 +218,19 @@ def build_draft_engine(
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,
         mask_token=mask_token,
+        grammars=grammars,
     )
     if texts is None:
         return engine
     logger.info("draft model %s has its own vocabulary: its drafts are translated through the text", source.spec)
     return RetokenizedDraftEngine(engine, *texts)
+
+
+def _checked_grammars(target: ModelSource) -> Grammars:
+    """Of the target's vocabulary, for grammars that its router has compiled."""
+    text = load_config(target).get_text_config()
+    ends = eos_token_ids_of(target, text)
+    return Grammars(lambda: load_tokenizer(target), int(text.vocab_size), ends, target.name, are_checked=True)
 
 
 def _blocks_of(tokens: int, block_size: int) -> int:

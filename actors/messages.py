@@ -176,6 +176,7 @@ class SequenceStart(msgspec.Struct, frozen=True, array_like=True):
     namespace: str = ""
     num_logprobs: int = -1  # as in `GenerationRequest`, as is the next
     num_prompt_logprobs: int = -1
+    grammar: str = ""  # only for draft workers: that the output follows, as in `GenerationRequest`
 
 
 class DraftItem(msgspec.Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from actors.engine.model_runner import ModelRunner, last_rows
 from actors.engine.row_tiers import power_tier, row_tier
 from actors.sampling.device_sampling import likeliest_packed
 from actors.sampling.packed_rows import pack_sampling
+from actors.sampling.row_masks import RowMasks, mask_rows
 from actors.sampling.rows import RowSampling
 
 _MOST_CAUGHT_UP = 16  # tokens that a sequence may have got since its last draft; with more it is a part of a prompt
@@ -26,10 +27,12 @@ def likeliest_after(
     sampling: RowSampling,
     k: int,
     vocab_map: torch.Tensor | None,
+    masks: RowMasks | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`likeliest_tokens` after the last `wanted` rows of each part: tokens int32 and probabilities float32, [rows, k].
 
     runner: with device inputs. sampling: of all wanted rows. vocab_map: int64, on the device, as `token_ids` there.
+    masks: of all wanted rows; None: all are free. Draws within masks are launched one by one, behind the forward.
     """
     batch = pack(parts)
     num_wanted = sum(wanted)
@@ -41,9 +44,12 @@ def likeliest_after(
         batch, rows, num_logits, [Part(packed.rows, (packed.num_words,), following=packed.adjustments)]
     )
 
-    def launch() -> torch.Tensor:
+    def compute() -> torch.Tensor:
+        return runner.compute(inputs)
+
+    def draw(logits: torch.Tensor) -> torch.Tensor:
         tokens, probs = likeliest_packed(
-            runner.compute(inputs),
+            logits,
             inputs.more[0],
             k,
             num_slots=packed.num_slots,
@@ -53,6 +59,12 @@ def likeliest_after(
         return torch.stack([tokens.to(torch.int32), probs.view(torch.int32)])
 
     may_record = max(part.count for part in parts) <= _MOST_CAUGHT_UP
-    found = runner.launch(inputs, (k, packed.num_slots, packed.truncates), launch, may_record=may_record)
+    if masks is None:
+        key = k, packed.num_slots, packed.truncates
+        found = runner.launch(inputs, key, lambda: draw(compute()), may_record=may_record)
+    else:
+        logits = runner.launch(inputs, "logits", compute, may_record=may_record)
+        mask_rows(logits[: len(rows)], masks, vocab_map)
+        found = draw(logits)
     of_rows = found.cpu().numpy()[:, : len(rows)]
     return of_rows[0], np.ascontiguousarray(of_rows[1]).view(np.float32)

@@ -3,7 +3,8 @@
 
 It draws with the target's own noise, `argmax(process(q) + G)` (coupled sampling), so no probabilities are sent. With
 `acceptance: rejection` it draws from its truncated distribution instead and sends that along (Leviathan et al. 2023).
-Siblings are the next best tokens of `process(q) + G`, which the target draws if its logits differ a little. Trees grow
+Constrained sequences draw within their grammars, as the
+target does (`answer_grammars.py`). Siblings are the next best tokens of `process(q) + G`, which the target draws if its logits differ a little. Trees grow
 best first, as in EAGLE-2 (Li et al. 2024).
 
 After a draft has been sent, `work_ahead` drafts for its likely outcomes (`draft_ahead.py`), one forward at a time.
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from actors.draft_model.answer_grammars import AnswerGrammars
 from actors.draft_model.draft_ahead import DraftAhead, TreeShape
 from actors.draft_model.guesser import Guesser, Want
 from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
@@ -35,6 +37,7 @@ from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
 from actors.errors import ModelError
+from actors.grammar.grammars import Grammars
 from actors.messages import DraftBatch, DraftItem, DraftResult, SequenceStart
 from actors.models.loader import length_limits
 from actors.options import LookaheadOptions
@@ -86,18 +89,22 @@ class DraftEngine:
         lookahead: LookaheadOptions | None = None,
         ahead: int = 0,
         mask_token: int | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
-        a parallel model, which has no encoder; it must not be among the guesses. Raises ModelError for a model with a
-        recurrent state."""
+        a parallel model, which has no encoder; it must not be among the guesses. grammars: of the target's
+        vocabulary; None, or where the model has more outputs: those of sequences are ignored. Raises ModelError for a model with a recurrent
+        state."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
         if self._runner.chain_only:
             raise ModelError(
                 f"{model.config.model_type} has a recurrent state; a draft model, which drafts trees, must have none"
             )
-        self._guesser = Guesser(self._runner, vocab_map, mask_token)
+        is_masked = grammars is not None and _num_guessed(model, vocab_map) <= grammars.vocab_size
+        answers = AnswerGrammars(grammars) if grammars is not None and is_masked else None
+        self._guesser = Guesser(self._runner, vocab_map, mask_token, answers)
         self._is_parallel = mask_token is not None
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._max_len, self._max_side_len = length_limits(model.config)
@@ -388,6 +395,11 @@ class DraftEngine:
         self._unfit.clear()
         self._known.clear()
         self._ahead.clear()
+
+
+def _num_guessed(model: PreTrainedModel, vocab_map: torch.Tensor | None) -> int:
+    """Token ids below this may be guessed."""
+    return int(model.get_output_embeddings().out_features if vocab_map is None else vocab_map.max() + 1)
 
 
 def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:

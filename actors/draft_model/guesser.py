@@ -13,6 +13,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from actors.draft_model.answer_grammars import AnswerGrammars
 from actors.draft_model.device_guesses import likeliest_after
 from actors.draft_model.growing_tree import ROOT
 from actors.draft_model.known_guesses import Guess, KnownGuesses, Path
@@ -20,7 +21,8 @@ from actors.engine.batch import SequenceRows
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
-from actors.messages import no_tokens
+from actors.messages import TokenMasks, no_tokens
+from actors.sampling.row_masks import RowMasks, mask_rows, row_masks
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
 _NUM_PROBS = 32  # pairs that define q under rejection, 256 bytes a node
@@ -70,10 +72,16 @@ class Guesser:
     """Runs the draft model and turns its logits into guesses."""
 
     def __init__(
-        self, runner: ModelRunner | EncoderDecoderRunner, vocab_map: torch.Tensor | None, mask_token: int | None = None
+        self,
+        runner: ModelRunner | EncoderDecoderRunner,
+        vocab_map: torch.Tensor | None,
+        mask_token: int | None = None,
+        grammars: AnswerGrammars | None = None,
     ) -> None:
-        """vocab_map, mask_token: see DraftEngine."""
+        """vocab_map, mask_token: see DraftEngine. grammars: of constrained sequences; None: they are drafted for as if
+        they were free."""
         self._runner = runner
+        self._grammars = grammars
         self._vocab_map = vocab_map
         self._mask_token = mask_token
 
@@ -87,7 +95,8 @@ class Guesser:
         """Make all guesses in one forward and record them. A failure changes nothing."""
         parts = [_part_of(want, self._mask_token) for want in wants]
         rows = [row for part in parts for row in part.wanted]
-        guesses = self._guess_on_device(parts, rows) or self._guess_on_host(parts, rows)
+        masks = self._masks_of(parts)
+        guesses = self._guess_on_device(parts, rows, masks) or self._guess_on_host(parts, rows, masks)
         firsts = accumulate((len(part.wanted) for part in parts), initial=0)
         for want, part, first in zip(wants, parts, firsts, strict=False):
             kept = slice(part.num_kept)
@@ -97,7 +106,19 @@ class Guesser:
                 later = None if self._mask_token is None else found[1:]
                 want.known.add(path, *found[0], later)
 
-    def _guess_on_device(self, parts: list[_Part], rows: list[_Row]) -> list[Guess] | None:
+    def _masks_of(self, parts: list[_Part]) -> RowMasks | None:
+        """Masks of all rows that are wanted; None: all are free. What a parallel model guesses beyond the next token does
+        not know the tokens before it."""
+        if self._grammars is None:
+            return None
+        masks: list[TokenMasks | None] = []
+        for part in parts:
+            matcher = self._grammars.matcher(part.rows.sequence)
+            paths = [None if row.ahead else row.path for row in part.wanted]
+            masks.append(None if matcher is None else matcher.masks_behind(paths))
+        return row_masks(masks, [len(part.wanted) for part in parts], self._grammars.vocab_size)
+
+    def _guess_on_device(self, parts: list[_Part], rows: list[_Row], masks: RowMasks | None) -> list[Guess] | None:
         """None where the runner or the rows need another way."""
         runner = self._runner
         if not isinstance(runner, ModelRunner) or not runner.has_device_inputs:
@@ -107,12 +128,14 @@ class Guesser:
         most = max(row.want.known.width for row in rows)
         wanted = [len(part.wanted) for part in parts]
         found = likeliest_after(
-            runner, [part.rows for part in parts], wanted, _row_sampling(rows), most, self._vocab_map
+            runner, [part.rows for part in parts], wanted, _row_sampling(rows), most, self._vocab_map, masks
         )
         return _guesses_of(*found)
 
-    def _guess_on_host(self, parts: list[_Part], rows: list[_Row]) -> list[Guess]:
+    def _guess_on_host(self, parts: list[_Part], rows: list[_Row], masks: RowMasks | None) -> list[Guess]:
         logits = self._runner.run([part.rows for part in parts], [len(part.wanted) for part in parts])
+        if masks is not None:
+            mask_rows(logits, masks, self._vocab_map)
         guesses: dict[int, Guess] = {}
         for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
             chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]

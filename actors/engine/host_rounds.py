@@ -69,9 +69,10 @@ def _emit(logits: torch.Tensor, round: PlannedRound, draws: Draws) -> Emitted:
         # Elsewhere equal logits may come in another order.
         if sampling.is_greedy and masks is None and logits.device.type == "cpu":
             likeliest = ids[:, 0].to(torch.int64)
-    if masks is not None:
+    if masks is not None and draws.keeps_logits:
         logits = logits if raw is None else logits.clone()
         mask_rows(logits, masks)
-    sampled = sample_tokens(logits, sampling) if likeliest is None else likeliest
+        masks = None
+    sampled = sample_tokens(logits, sampling, masks=masks) if likeliest is None else likeliest
     nodes, ends, next_tokens = walk_trees(sampled.cpu().numpy(), *round.emitting_trees)
     return Emitted(nodes, ends, next_tokens, successors, logits if draws.keeps_logits else None, raw)

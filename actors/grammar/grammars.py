@@ -53,17 +53,25 @@ class Grammars:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         model: str,
+        *,
+        are_checked: bool = False,
     ) -> None:
         """load_tokenizer: called with the first grammar. vocab_size: columns of the target's logits. eos_token_ids:
-        allowed where a grammar may end. model: its name, for errors."""
+        allowed where a grammar may end. model: its name, for errors. are_checked: all grammars come from a process that
+        has compiled them, so none is tried before."""
         self._load_tokenizer = load_tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._model = model
+        self._are_checked = are_checked
         self._lock = threading.Lock()  # of `_known`
         self._loading = threading.Lock()
         self._vocabulary: _Vocabulary | str | None = None  # a text: why there is none; None: no grammar was asked for
         self._known: OrderedDict[str, _Compiled] = OrderedDict()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
 
     def matcher(self, text: str, field: str = "grammar") -> GrammarMatcher:
         """At the beginning of an answer. Raises InvalidRequest naming `field` for a grammar that cannot be compiled, or
@@ -118,7 +126,7 @@ class Grammars:
             return found
 
     def _compile(self, text: str, vocabulary: _Vocabulary) -> _Compiled:
-        problem = vocabulary.checker.problem(text)
+        problem = "" if self._are_checked else vocabulary.checker.problem(text)
         if not problem:
             started_s = time.thread_time()
             compiled = LLMatcher(vocabulary.tokens, text, log_level=0, limits=LIMITS)

@@ -222,11 +222,23 @@ class GrammarMatcher:
                 first_unmasked = max(0, node)
                 self._is_broken |= node < 0
                 break
-            index[node + 1] = -1 - allowed if isinstance(allowed, int) else places.setdefault(allowed, len(places))
+            index[node + 1] = _index_of(allowed, places)
         else:
             first_unmasked = scout.stopped_at
         num_unmasked = 0 if first_unmasked is None else len(tree) - first_unmasked
         return TreeMasks(TokenMasks(np.frombuffer(b"".join(places), np.int32), index), num_unmasked)
+
+    def masks_behind(self, paths: Sequence[_Path | None]) -> TokenMasks:
+        """What may follow each of these paths of tokens behind the committed ones. Rows are free for None, for paths that
+        the grammar does not allow, and where a mask is too complex or comes too late."""
+        index = np.full(len(paths), FREE_ROW, np.int32)
+        places: dict[bytes, int] = {}
+        scout = self._scout()
+        for row, path in enumerate(paths):
+            allowed = scout.allowed(path) if path is not None and scout.reaches(path) else None
+            if allowed is not None:
+                index[row] = _index_of(allowed, places)
+        return TokenMasks(np.frombuffer(b"".join(places), np.int32), index)
 
     def _scout(self) -> _Scout:
         return _Scout(self._matcher, self._tokens, self._vocab_size, self._ends, self._looked, self._ahead or ())
@@ -270,6 +282,10 @@ class _Scout:
             if allows:
                 paths[node] = (*before, token)
                 yield node, paths[node]
+
+    def reaches(self, path: _Path) -> bool:
+        """Whether a path is allowed, and known to be."""
+        return all(self._allows(path[:place], token) for place, token in enumerate(path))
 
     def allowed(self, path: _Path) -> _Allowed | None:
         """What may follow a path that is allowed. None: it is too complex to compute, or there is no time left; behind
@@ -350,6 +366,11 @@ class _Scout:
             looked.scout.try_consume_tokens(list(path[common:]))
         looked.scout_at = path
         return looked.scout
+
+
+def _index_of(allowed: _Allowed, places: dict[bytes, int]) -> int:
+    """As in `TokenMasks.index`. places: of distinct masks, to which this one is added."""
+    return -1 - allowed if isinstance(allowed, int) else places.setdefault(allowed, len(places))
 
 
 def _note_forced(known: dict[_Path, _Allowed], path: _Path, forced: Sequence[int]) -> None:

@@ -354,7 +354,7 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
         name=served_name or source.name,
         vocab_size=int(text.vocab_size),
         max_model_len=max_len,
-        eos_token_ids=_eos_token_ids(source, text),
+        eos_token_ids=eos_token_ids_of(source, text),
         num_layers=int(text.num_hidden_layers),
         hidden_size=int(text.hidden_size),
         weights_fingerprint=source.weights_fingerprint(),
@@ -394,7 +394,7 @@ def max_model_len(config: PretrainedConfig) -> int:
     return int(limit)
 
 
-def _eos_token_ids(source: ModelSource, config: PretrainedConfig) -> tuple[int, ...]:
+def eos_token_ids_of(source: ModelSource, config: PretrainedConfig) -> tuple[int, ...]:
     """As in `generate`: generation_config.json first, then config.json, then the tokenizer."""
     for value in (
         source.read_json("generation_config.json").get("eos_token_id"),

@@ -11,7 +11,9 @@ from numba import njit
 from torch import Tensor
 
 from actors.messages import FREE_ROW, TokenMasks
+from actors.sampling.top_tokens import order_of
 
+_NOTHING = -(2**31)  # in the order of logits: less than any
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -20,6 +22,11 @@ class RowMasks(NamedTuple):
 
     words: np.ndarray  # int32 [D, ceil(vocab_size / 32)]: distinct masks
     rows: np.ndarray  # int32 [R]: `TokenMasks.index`
+
+    @property
+    def is_forced(self) -> np.ndarray:
+        """bool [R]: rows that allow one token, -1 - rows."""
+        return (self.rows < 0) & (self.rows != FREE_ROW)
 
 
 def row_masks(masks: Sequence[TokenMasks | None], num_rows: Sequence[int], vocab_size: int) -> RowMasks | None:
@@ -50,16 +57,81 @@ def row_masks(masks: Sequence[TokenMasks | None], num_rows: Sequence[int], vocab
     return RowMasks(np.concatenate(words), np.concatenate(index))
 
 
-def mask_rows(logits: Tensor, masks: RowMasks) -> None:
-    """Set the logits of tokens that are not allowed to -inf. logits: [R, V], in memory of the host or not."""
-    words = masks.words if len(masks.words) else np.zeros((1, -(-logits.shape[-1] // 32)), np.int32)
-    if logits.device.type == "cpu":
+def mask_rows(logits: Tensor, masks: RowMasks, token_ids: Tensor | None = None) -> None:
+    """Set the logits of tokens that are not allowed to -inf. logits: [R, V], in memory of the host or not, of at most as
+    many tokens as the masks. token_ids: as in `mask_logits`."""
+    words = masks.words if len(masks.words) else np.zeros((1, masks.words.shape[1]), np.int32)
+    if logits.device.type == "cpu" and token_ids is None:
         # As integers, since NumPy has no bfloat16. Only the kernel's writes take time: most rows allow one token.
         integers = _INTEGERS[logits.element_size()]
         minus_infinity = torch.tensor(-torch.inf, dtype=logits.dtype).view(integers).item()
         _mask_rows(logits.view(integers).numpy(), words, masks.rows, minus_infinity)
     else:
-        mask_logits(logits, *(torch.from_numpy(array).to(logits.device) for array in (words, masks.rows)))
+        on_device = (torch.from_numpy(array).to(logits.device) for array in (words, masks.rows))
+        mask_logits(logits, *on_device, token_ids=token_ids)
+
+
+def argmax_within(logits: Tensor, masks: RowMasks, rows: np.ndarray | None = None) -> np.ndarray:
+    """The columns of the largest logits that are allowed, int64 [S], the lowest of equals; 0 where none is. Reads only
+    what is allowed. logits: [R, V], in memory of the host. rows: int64 [S]; None: all."""
+    bits = logits.detach().float().contiguous().view(torch.int32).numpy()
+    rows = np.arange(len(bits)) if rows is None else rows
+    columns = np.empty(len(rows), np.int64)
+    _argmax_within(bits, masks.words, masks.rows, rows, columns)
+    return columns
+
+
+@njit(cache=True, nogil=True)
+def _argmax_within(bits, words, index, rows, columns):  # type: ignore[no-untyped-def]
+    size = bits.shape[1]
+    for turn in range(len(rows)):
+        place, own = index[rows[turn]], bits[rows[turn]]
+        if place < 0 and place != FREE_ROW:
+            columns[turn] = -1 - place
+            continue
+        largest, best, allowed = np.int32(_NOTHING), 0, np.int32(0)
+        for word in range((size + 31) // 32):
+            here = np.int32(-1) if place == FREE_ROW else words[place, word]
+            if here != 0:
+                found = _largest_allowed(own, 32 * word, min(32, size - 32 * word), here)
+                if found > largest:
+                    largest, best, allowed = found, word, here
+        columns[turn] = 0
+        for column in range(32 * best, min(size, 32 * best + 32)):
+            if allowed >> (column - 32 * best) & 1 and order_of(own[column]) == largest:
+                columns[turn] = column
+                break
+
+
+@njit(cache=True, nogil=True)
+def _largest_allowed(bits, first, count, allowed):  # type: ignore[no-untyped-def]
+    """Of the columns of one word. Without a branch on bits, and with a fixed number of steps, loops are vectorized."""
+    largest = np.int32(_NOTHING)
+    if count < 32:
+        for place in range(count):
+            if allowed >> place & 1:
+                largest = np.int32(max(largest, order_of(bits[first + place])))
+        return largest
+    for place in range(32):
+        kept = np.int32(np.int32(allowed << np.int32(31 - place)) >> np.int32(31))  # all bits, or none
+        largest = np.int32(max(largest, np.int32((order_of(bits[first + place]) & kept) | (_NOTHING & ~kept))))
+    return largest
+
+
+@njit(cache=True, nogil=True)
+def allowed_columns(mask, size):  # type: ignore[no-untyped-def]
+    """int64, ascending; [0] if none is allowed. mask: one of `RowMasks.words`. size: columns."""
+    columns = np.empty(size, np.int64)
+    count = 0
+    for word in range((size + 31) // 32):
+        allowed, first = mask[word], 32 * word
+        if allowed == 0:
+            continue
+        for column in range(first, min(size, first + 32)):
+            columns[count] = column
+            count += (allowed >> (column - first)) & 1
+    columns[0] = columns[0] if count else 0
+    return columns[: max(1, count)].copy()
 
 
 @njit(cache=True, nogil=True)
@@ -70,9 +142,11 @@ def _mask_rows(logits, words, index, minus_infinity):  # type: ignore[no-untyped
         if place == FREE_ROW:
             continue
         if place < 0:
-            only = own[-1 - place]
+            token = -1 - place
+            only = own[min(token, size - 1)]
             own[:] = minus_infinity
-            own[-1 - place] = only
+            if token < size:
+                own[token] = only
             continue
         for word in range(words.shape[1]):
             allowed, first = words[place, word], 32 * word
@@ -84,12 +158,17 @@ def _mask_rows(logits, words, index, minus_infinity):  # type: ignore[no-untyped
                         own[token] = minus_infinity
 
 
-def mask_logits(logits: Tensor, words: Tensor, index: Tensor, first_id: int = 0) -> None:
+def mask_logits(
+    logits: Tensor, words: Tensor, index: Tensor, first_id: int = 0, token_ids: Tensor | None = None
+) -> None:
     """As `mask_rows`, of tensors on one device, without reading their values.
 
     logits: [R, V], whose first column is token `first_id`. words: int32 [D, W], D at least 1. index: int32 [R].
+    token_ids: integers [V], the token of each column; None: they follow one another.
     """
-    tokens = torch.arange(first_id, first_id + logits.shape[-1], dtype=torch.int32, device=logits.device)
+    tokens = token_ids
+    if tokens is None:
+        tokens = torch.arange(first_id, first_id + logits.shape[-1], dtype=torch.int32, device=logits.device)
     bits = words[index.clamp_min(0)][:, tokens >> 5] >> (tokens & 31)
     only, place = -1 - index.unsqueeze(-1), index.unsqueeze(-1)
     allowed = torch.where(place >= 0, (bits & 1).to(torch.bool), (tokens == only) | (place == FREE_ROW))

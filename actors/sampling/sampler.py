@@ -16,6 +16,7 @@ from torch import Tensor
 from actors.sampling import device_sampling, noise
 from actors.sampling.processors import adjust_logits, process_logits
 from actors.sampling.race import contenders, support
+from actors.sampling.row_masks import RowMasks, allowed_columns, argmax_within, mask_rows
 from actors.sampling.rows import RowSampling, rows_for
 from actors.sampling.sequence_sampling import SequenceSampling
 from actors.sampling.top_tokens import argmax
@@ -25,22 +26,29 @@ __all__ = ["RowSampling", "SequenceSampling", "draft_with_probs", "likeliest_tok
 _MIN_RACE_WIDTH = 2048  # columns from which a pass per row is cheaper than noise for all tokens of all rows
 
 
-def sample_tokens(logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None) -> Tensor:
+def sample_tokens(
+    logits: Tensor, rows: RowSampling, token_ids: Tensor | None = None, masks: RowMasks | None = None
+) -> Tensor:
     """One token per row, int64 [R], on the device of the logits; equal sums go to the lowest column.
 
     logits: [R, V], any floating dtype, not modified. token_ids: int64 [V] maps the columns of a reduced vocabulary to
-    target ids; noise, penalties and bias then act on target ids and target ids are returned. A row's token does not
-    depend on the other rows. Raises ValueError when rows and logits differ in number.
+    target ids; noise, penalties and bias then act on target ids and target ids are returned. masks: of the rows, for
+    a vocabulary that is not reduced; a row that allows one token is that token. A row's token does not depend on the
+    other rows. Raises ValueError when rows and logits differ in number.
     """
     if len(logits) != len(rows):
         raise ValueError(f"logits has {len(logits)} rows; the sampling parameters have {len(rows)}")
     logits = logits.detach()
+    if masks is not None and (logits.device.type != "cpu" or logits.shape[-1] < _MIN_RACE_WIDTH):
+        logits = logits.clone()
+        mask_rows(logits, masks)
+        masks = None
     if rows.is_greedy:
-        columns = argmax(logits)
+        columns = argmax(logits) if masks is None else torch.from_numpy(argmax_within(logits, masks))
     elif _has_kernels(logits.device):
         return device_sampling.draw(logits, rows, token_ids).tokens
     elif logits.device.type == "cpu" and logits.shape[-1] >= _MIN_RACE_WIDTH:
-        columns = _sample_by_race(logits, rows, token_ids)
+        columns = _sample_by_race(logits, rows, token_ids, masks)
     else:
         columns = _sample_densely(logits, rows, token_ids)
     return columns if token_ids is None else token_ids[columns]
@@ -121,14 +129,23 @@ def _add_noise(scores: Tensor, rows: RowSampling, token_ids: Tensor | None) -> b
     return len(hot) > 0
 
 
-def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None) -> Tensor:
-    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only."""
+def _sample_by_race(
+    logits: Tensor, rows: RowSampling, token_ids: Tensor | None, masks: RowMasks | None
+) -> Tensor:
+    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only. Of a row
+    with a mask, only what it allows is read."""
     chosen = torch.empty(len(rows), dtype=torch.int64)
-    plain = torch.from_numpy(rows.is_plain)
-    if plain.any():
-        chosen[plain] = logits[plain].argmax(dim=-1)
-    hot = np.flatnonzero(rows.is_hot)
-    adjusting = np.flatnonzero(rows.adjusts)
+    is_open = np.ones(len(rows), bool)
+    if masks is None:
+        plain = torch.from_numpy(rows.is_plain)
+        if plain.any():
+            chosen[plain] = logits[plain].argmax(dim=-1)
+    else:
+        is_open = ~masks.is_forced
+        found_at_once = np.flatnonzero(rows.is_plain | masks.is_forced)
+        chosen[torch.from_numpy(found_at_once)] = torch.from_numpy(argmax_within(logits, masks, found_at_once))
+    hot = np.flatnonzero(rows.is_hot & is_open)
+    adjusting = np.flatnonzero(rows.adjusts & is_open)
     adjusted = adjust_logits(logits[adjusting], rows.take(adjusting), token_ids)
     adjusted_index = np.full(len(rows), -1)
     adjusted_index[adjusting] = np.arange(len(adjusting))
@@ -136,23 +153,28 @@ def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None)
     all_ids = np.arange(logits.shape[-1]) if token_ids is None else token_ids.numpy()
     found: list[np.ndarray] = []
     found_scores: list[np.ndarray] = []
-    for row in np.flatnonzero(~rows.is_plain).tolist():
+    for row in np.flatnonzero(~rows.is_plain & is_open).tolist():
         source = logits[row] if adjusted_index[row] < 0 else adjusted[adjusted_index[row]]
         scores = source.to(torch.float32).contiguous().numpy()
+        allowed, ids = None, all_ids
+        if masks is not None and masks.rows[row] >= 0:
+            allowed = allowed_columns(masks.words[masks.rows[row]], len(scores))
+            scores, ids = scores[allowed], all_ids[allowed]
         if rows.temperature[row] != 1.0:
             scores = scores / rows.temperature[row]
         if not rows.is_hot[row]:
-            chosen[row] = int(scores.argmax())
+            best = int(scores.argmax())
+            chosen[row] = best if allowed is None else int(allowed[best])
             continue
         if rows.truncates[row]:
             record = rows.records[row]
             kept = support(scores, int(record["top_k"]), float(record["top_p"]), float(record["min_log_ratio"]))
-            columns = kept[contenders(scores[kept], all_ids[kept], keys[row])]
+            columns = kept[contenders(scores[kept], ids[kept], keys[row])]
         else:
-            columns = contenders(scores, all_ids, keys[row])
+            columns = contenders(scores, ids, keys[row])
         if len(columns) == 0:  # all tokens are masked; 0 as in _sample_densely
             columns = np.zeros(1, np.int64)
-        found.append(columns)
+        found.append(columns if allowed is None else allowed[columns])
         found_scores.append(scores[columns])
     if len(hot) > 0:
         chosen[torch.from_numpy(hot)] = _winners(rows.take(hot), found, found_scores, all_ids)

@@ -59,7 +59,7 @@ def _fill(rows, bits, ids, numbers, masses, weighs):  # type: ignore[no-untyped-
 
 
 @njit(cache=True, nogil=True)
-def _order(bits):  # type: ignore[no-untyped-def]
+def order_of(bits):  # type: ignore[no-untyped-def]
     """int32 in the order of the float32 with these bits, so that loops are vectorized. Both zeros are equal, and NaN is
     the largest, as for torch."""
     magnitude = np.int32(bits & _LARGEST)
@@ -72,7 +72,7 @@ def _next(bits, block, last, place):  # type: ignore[no-untyped-def]
     """The largest of a block that comes after (last, place), where equals are in the order of columns; its column."""
     largest, found = np.int32(-_LARGEST - 1), block * _BLOCK
     for column in range(block * _BLOCK, min(len(bits), (block + 1) * _BLOCK)):
-        number = _order(bits[column])
+        number = order_of(bits[column])
         if (number < last or (number == last and column > place)) and number > largest:
             largest, found = number, column
     return largest, found
@@ -82,7 +82,7 @@ def _next(bits, block, last, place):  # type: ignore[no-untyped-def]
 def _largest(bits, begin, end):  # type: ignore[no-untyped-def]
     largest = np.int32(-_LARGEST - 1)
     for column in range(begin, end):
-        largest = np.int32(max(largest, _order(bits[column])))
+        largest = np.int32(max(largest, order_of(bits[column])))
     return largest
 
 

@@ -191,8 +191,13 @@ class LocalEngine:
                 drafts[pool] = draft, resolve_model(draft.model, home, progress)
         config, gpu_share = _share_gpu(config, [options.device for options, _ in drafts.values()])
         self.target = _build_target(config, source, self.drafter_names)
+        self._grammars = Grammars(
+            lambda: self.tokenizer, self.target.vocab_size, self.info.eos_token_ids, self.info.name
+        )
         self._drafts = {
-            pool: _build_draft(options.model_copy(update={"gpus": options.gpus or gpu_share}), draft, source)
+            pool: _build_draft(
+                options.model_copy(update={"gpus": options.gpus or gpu_share}), draft, source, self._grammars
+            )
             for pool, (options, draft) in drafts.items()
         }
         self.acceptance = config.speculation.acceptance
@@ -203,7 +208,6 @@ class LocalEngine:
         info = self._target_info(config.target.max_model_len)
         self.max_model_len = info.max_model_len
         self.core = self._create_core(config, speculation, drafters, cache=cache, info=info)
-        self._grammars = Grammars(lambda: self.tokenizer, info.vocab_size, self.info.eos_token_ids, self.info.name)
         self._requests = LocalRequests(
             self.tokenizer,
             self.info,
@@ -597,8 +601,8 @@ def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, 
 
 
 def _build_draft(
-    options: DraftOptions, source: ModelSource, target: ModelSource
+    options: DraftOptions, source: ModelSource, target: ModelSource, grammars: Grammars
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Without drafting ahead: this process does nothing else while the target verifies."""
     with on_device(torch.device(choose_device(options.device))):
-        return build_draft_engine(source, options.model_copy(update={"ahead": 0}), target=target)
+        return build_draft_engine(source, options.model_copy(update={"ahead": 0}), target=target, grammars=grammars)

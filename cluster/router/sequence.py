@@ -154,9 +154,10 @@ class Sequence:
 
     @property
     def draft_begin(self) -> SequenceStart:
-        """For draft workers: what they learn belongs to the sequence's namespace, and nobody asks them for
-        log-probabilities."""
-        return SequenceStart(self.begin.sampling, self.begin.num_prompt_tokens, self.namespace)
+        """For draft workers: what they learn belongs to the sequence's namespace, they draw within its grammar, and
+        nobody asks them for log-probabilities."""
+        begin, grammar = self.begin, self.request.grammar
+        return SequenceStart(begin.sampling, begin.num_prompt_tokens, self.namespace, grammar=grammar)
 
     @property
     def num_uncomputed(self) -> int:
