@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from actors.draft_model.answer_grammars import AnswerGrammars
 from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest
@@ -199,6 +200,43 @@ def test_under_rejection_answers_have_the_law_of_answers_without_drafts(models, 
     statistic = float(((first - second)[seen] ** 2 / (first + second)[seen]).sum())
     assert chi_square_tail(statistic, int(seen.sum()) - 1) > 1e-3
     assert seen.sum() > 2
+
+
+def shares_within(directory: Path, tokens: list[int], allowed: list[int], temperature: float) -> np.ndarray:
+    with torch.inference_mode():
+        logits = _unpatched(directory)(torch.tensor([tokens])).logits[0, -1]
+    return (logits[torch.tensor(allowed)].double() / temperature).softmax(-1).numpy()
+
+
+def test_under_rejection_tokens_have_the_masked_models_law(models, drafts_pay):
+    """A chain that is drawn within the grammar and sent as if it were not, or the other way round, is accepted too often
+    or too seldom, and so is one that is judged without the mask."""
+    letters, count, temperature = list(range(64, 90)), 400, 2.0  # a to z
+    firsts = shares_within(models[0], PROMPTS[0], letters, temperature)
+    seconds = [shares_within(models[0], [*PROMPTS[0], first], letters, temperature) for first in letters]
+    expected = count * firsts[:, None] * np.stack(seconds)
+    local = engine(models, ("draft_model",), acceptance="rejection", batch_size=64)
+    options = {"structured_outputs": {"regex": "[a-z][a-z]"}, "temperature": temperature, "seed": 1}
+    answers = local.generate([PROMPTS[0]] * count, **options)
+    found = np.zeros_like(expected)
+    np.add.at(found, tuple(np.array([answer.token_ids for answer in answers]).T - letters[0]), 1)
+    is_rare = expected < 3  # together
+    counts, wanted = (np.append(one[~is_rare], one[is_rare].sum()) for one in (found, expected))
+    assert len(counts) > 12
+    assert chi_square_tail(float(((counts - wanted) ** 2 / wanted).sum()), len(counts) - 1) > 1e-3
+    assert sum(sum(answer.accepted_tokens.values()) for answer in answers) > 50
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+def test_drafts_within_the_grammar_save_rounds(models, drafts_pay, monkeypatch, acceptance):
+    """Of a draft model that is the target itself, but for the mask."""
+    options = {"structured_outputs": CONSTRAINTS["json"], "max_new_tokens": 24, **WAYS["sampled"]}
+    rounds = []
+    for _ in range(2):
+        local = engine((models[0], models[0]), ("draft_model",), acceptance=acceptance)
+        rounds.append(sum(answer.rounds for answer in local.generate(PROMPTS, **options)))
+        monkeypatch.setattr(AnswerGrammars, "matcher", lambda self, sequence: None)
+    assert rounds[0] < 0.6 * rounds[1]
 
 
 def test_forced_tokens_save_rounds_cold(models, drafts_pay):
