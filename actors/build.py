@@ -179,7 +179,8 @@ def build_draft_engine(
     """Load a draft model, with a reduced vocabulary or not, and size its own KV cache.
 
     target: the model it drafts for; drafts are translated through the text if the vocabularies differ. None: they are
-    equal. grammars: of the target's vocabulary; None: made for the target, if there is one. A model whose configuration names a mask token guesses all tokens of a draft in one forward.
+    equal. grammars: of the target's vocabulary; None: made for the target, if there is one. A model whose configuration
+    names a mask token guesses all tokens of a draft in one forward.
     `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0. Raises ModelError.
     """
     options = options or DraftOptions()

@@ -26,7 +26,7 @@ class _Answer:
 
 
 class AnswerGrammars:
-    """The matchers of a draft engine's sequences. A new grammar is compiled in a thread; until then guesses are free."""
+    """The matchers of a draft engine's sequences. A new grammar is compiled in a thread; guesses are free meanwhile."""
 
     def __init__(self, grammars: Grammars) -> None:
         self.vocab_size = grammars.vocab_size

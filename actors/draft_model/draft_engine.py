@@ -3,9 +3,9 @@
 
 It draws with the target's own noise, `argmax(process(q) + G)` (coupled sampling), so no probabilities are sent. With
 `acceptance: rejection` it draws from its truncated distribution instead and sends that along (Leviathan et al. 2023).
-Constrained sequences draw within their grammars, as the
-target does (`answer_grammars.py`). Siblings are the next best tokens of `process(q) + G`, which the target draws if its logits differ a little. Trees grow
-best first, as in EAGLE-2 (Li et al. 2024).
+Constrained sequences draw within their grammars, as the target does (`answer_grammars.py`). Siblings are the next best
+tokens of `process(q) + G`, which the target draws if its logits differ a little. Trees grow best first, as in EAGLE-2
+(Li et al. 2024).
 
 After a draft has been sent, `work_ahead` drafts for its likely outcomes (`draft_ahead.py`), one forward at a time.
 """
@@ -93,9 +93,9 @@ class DraftEngine:
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
-        a parallel model, which has no encoder; it must not be among the guesses. grammars: of the target's
-        vocabulary; None, or where the model has more outputs: those of sequences are ignored. Raises ModelError for a model with a recurrent
-        state."""
+        a parallel model, which has no encoder; it must not be among the guesses. grammars: of the target's vocabulary;
+        None, or where the model has more outputs: those of sequences are ignored. Raises ModelError for a model with a
+        recurrent state."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = make_runner(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
         if self._runner.chain_only:

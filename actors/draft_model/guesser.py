@@ -107,8 +107,8 @@ class Guesser:
                 want.known.add(path, *found[0], later)
 
     def _masks_of(self, parts: list[_Part]) -> RowMasks | None:
-        """Masks of all rows that are wanted; None: all are free. What a parallel model guesses beyond the next token does
-        not know the tokens before it."""
+        """Masks of all rows that are wanted; None: all are free. So is what a parallel model guesses beyond the next
+        token, which does not know the tokens before it."""
         if self._grammars is None:
             return None
         masks: list[TokenMasks | None] = []

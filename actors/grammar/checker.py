@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import select
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO
+from contextlib import suppress
+from typing import IO, NamedTuple
 
 import psutil
 
@@ -18,9 +20,10 @@ from actors.errors import Overloaded
 from actors.grammar.check_process import read_part, write_part
 
 _MOST_S = 2.0  # of processor time for a grammar; common ones take some milliseconds
-_MUCH_S = 0.5  # of processor time: then it is not the machine alone that is slow
+_MUCH_S = 0.5  # of processor time: then it is not the machine alone that is slow, and the grammar is no common one
 _MOST_WAIT_S = 15.0  # on a busy machine, where the process gives way to all others
 _RETRY_S = 5.0
+_GIVES_WAY = 19  # niceness of the process from then on
 _SLICE_S = 0.05  # between looks at the time it has taken
 _START_S = 20.0  # for the process and its vocabulary, on a busy machine
 
@@ -55,7 +58,9 @@ class GrammarChecker:
             if answer is None:  # out of stack or memory
                 self._end()
                 return "it is too large or too deeply nested"
-            return answer.decode(errors="replace")
+            if answer.gave_way:  # and may not come back
+                self._end()
+            return answer.text
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = self._process = subprocess.Popen(
@@ -81,10 +86,17 @@ def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdin
 
 
-def _answer(process: subprocess.Popen[bytes], wait_s: float, most_s: float) -> bytes | None:
-    """None: the process has ended. most_s: of processor time. Raises TimeoutError with the processor time when it has
-    taken that, or much within wait_s; otherwise Overloaded after wait_s."""
+class _Answer(NamedTuple):
+    text: str
+    gave_way: bool
+
+
+def _answer(process: subprocess.Popen[bytes], wait_s: float, most_s: float) -> _Answer | None:
+    """None: the process has ended. most_s: of processor time; when much of it is taken, the process gives way to all
+    others. Raises TimeoutError with the processor time when it has taken that, or much within wait_s; otherwise
+    Overloaded after wait_s."""
     assert process.stdout is not None
+    gave_way = False
     deadline, started_s = time.monotonic() + wait_s, _processor_s(process)
     while not select.select([process.stdout], [], [], _SLICE_S)[0]:
         taken_s = _processor_s(process) - started_s
@@ -94,7 +106,18 @@ def _answer(process: subprocess.Popen[bytes], wait_s: float, most_s: float) -> b
             if taken_s >= _MUCH_S and most_s < math.inf:
                 raise TimeoutError(taken_s)
             raise Overloaded(f"a grammar could not be tried within {wait_s:g} s", _RETRY_S)
-    return read_part(process.stdout)
+        if taken_s >= _MUCH_S and most_s < math.inf and not gave_way:
+            gave_way = True
+            _give_way(process.pid)
+    found = read_part(process.stdout)
+    return None if found is None else _Answer(found.decode(errors="replace"), gave_way)
+
+
+def _give_way(pid: int) -> None:
+    """Linux has a niceness of each thread."""
+    with suppress(psutil.Error, OSError):
+        for thread in psutil.Process(pid).threads():
+            os.setpriority(os.PRIO_PROCESS, thread.id, _GIVES_WAY)
 
 
 def _processor_s(process: subprocess.Popen[bytes]) -> float:

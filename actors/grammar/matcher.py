@@ -229,8 +229,8 @@ class GrammarMatcher:
         return TreeMasks(TokenMasks(np.frombuffer(b"".join(places), np.int32), index), num_unmasked)
 
     def masks_behind(self, paths: Sequence[_Path | None]) -> TokenMasks:
-        """What may follow each of these paths of tokens behind the committed ones. Rows are free for None, for paths that
-        the grammar does not allow, and where a mask is too complex or comes too late."""
+        """What may follow each of these paths of tokens behind the committed ones. Rows are free for None, for paths
+        that the grammar does not allow, and where a mask is too complex or comes too late."""
         index = np.full(len(paths), FREE_ROW, np.int32)
         places: dict[bytes, int] = {}
         scout = self._scout()

@@ -39,14 +39,15 @@ def schema_parts(schema: Mapping[str, Any]) -> Iterator[SchemaPart]:
     while waiting:
         value, step, within = waiting.pop()
         if isinstance(value, list):
-            waiting += [(one, f"{step}[{index}]", within) for index, one in reversed(list(enumerate(value)))]
+            listed = [(index, one) for index, one in enumerate(value) if isinstance(one, (dict, list))]
+            waiting += [(one, f"{step}[{index}]", within) for index, one in reversed(listed)]
         elif isinstance(value, dict):
             part = SchemaPart(value, step, within)
             yield part
             for key, one in reversed(value.items()):
                 if key in _BY_NAME and isinstance(one, dict):
                     waiting += [(by_name, f".{key}.{_short(name)}", part) for name, by_name in reversed(one.items())]
-                elif key not in _VALUES:
+                elif key not in _VALUES and isinstance(one, (dict, list)):
                     waiting.append((one, f".{_short(key)}", part))
 
 

@@ -58,8 +58,8 @@ def row_masks(masks: Sequence[TokenMasks | None], num_rows: Sequence[int], vocab
 
 
 def mask_rows(logits: Tensor, masks: RowMasks, token_ids: Tensor | None = None) -> None:
-    """Set the logits of tokens that are not allowed to -inf. logits: [R, V], in memory of the host or not, of at most as
-    many tokens as the masks. token_ids: as in `mask_logits`."""
+    """Set the logits of tokens that are not allowed to -inf. logits: [R, V], in memory of the host or not, of at most
+    as many tokens as the masks. token_ids: as in `mask_logits`."""
     words = masks.words if len(masks.words) else np.zeros((1, masks.words.shape[1]), np.int32)
     if logits.device.type == "cpu" and token_ids is None:
         # As integers, since NumPy has no bfloat16. Only the kernel's writes take time: most rows allow one token.
@@ -67,8 +67,8 @@ def mask_rows(logits: Tensor, masks: RowMasks, token_ids: Tensor | None = None) 
         minus_infinity = torch.tensor(-torch.inf, dtype=logits.dtype).view(integers).item()
         _mask_rows(logits.view(integers).numpy(), words, masks.rows, minus_infinity)
     else:
-        on_device = (torch.from_numpy(array).to(logits.device) for array in (words, masks.rows))
-        mask_logits(logits, *on_device, token_ids=token_ids)
+        distinct, index = (torch.from_numpy(array).to(logits.device) for array in (words, masks.rows))
+        mask_logits(logits, distinct, index, token_ids=token_ids)
 
 
 def argmax_within(logits: Tensor, masks: RowMasks, rows: np.ndarray | None = None) -> np.ndarray:

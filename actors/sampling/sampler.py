@@ -129,9 +129,7 @@ def _add_noise(scores: Tensor, rows: RowSampling, token_ids: Tensor | None) -> b
     return len(hot) > 0
 
 
-def _sample_by_race(
-    logits: Tensor, rows: RowSampling, token_ids: Tensor | None, masks: RowMasks | None
-) -> Tensor:
+def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None, masks: RowMasks | None) -> Tensor:
     """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only. Of a row
     with a mask, only what it allows is read."""
     chosen = torch.empty(len(rows), dtype=torch.int64)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import InvalidRequest, Size
@@ -28,6 +29,7 @@ SPELLING: JsonCompileOptions = {"json_allowed_escapes": 'nrbtf\\"'}
 ONE_LINE: JsonCompileOptions = {**SPELLING, "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 COMPACT: JsonCompileOptions = {**SPELLING, "whitespace_flexible": False}
 
+MAX_PARTS = 5_000  # schemas in one; compiling takes a time that is quadratic in the properties of an object
 _OPTIONS = "x-guidance"  # llguidance's own options: they would let the answer be something else than JSON
 _UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 # Written as it is or as an escape. Sets of several characters only lose those that cannot be written.
@@ -41,7 +43,10 @@ def check_schema(schema: Mapping[str, Any], field: str) -> None:
     """Raises InvalidRequest naming a keyword that cannot be followed though llguidance takes it."""
     if _OPTIONS in schema:
         raise InvalidRequest(f"{field}.{_OPTIONS}", Size("given"), "it is no keyword of JSON schemas; leave it out")
-    parts = list(schema_parts(schema))
+    parts = list(islice(schema_parts(schema), MAX_PARTS + 1))
+    if len(parts) > MAX_PARTS:
+        limit = f"it must have at most {MAX_PARTS} schemas within it, properties' included"
+        raise InvalidRequest(field, Size("a larger schema"), limit)
     check_has_ends(schema, parts, field)
     check_open_ranges(parts, field)
     for part in parts:
@@ -61,7 +66,7 @@ def _check_characters(part: SchemaPart, field: str) -> None:
         "it has a control character that answers cannot contain; of these, \\b, \\t, \\n, \\f and \\r can be written"
     )
     for keyword in ("const", "enum"):
-        for text in leaves(part.schema.get(keyword)):
+        for text in leaves(part.schema[keyword]) if keyword in part.schema else ():
             if isinstance(text, str) and _UNWRITABLE.search(text):
                 raise InvalidRequest(part.place(field, keyword), text, limit, "unsupported_value")
     for keyword, pattern in _patterns(part.schema):

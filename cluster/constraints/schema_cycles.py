@@ -36,8 +36,8 @@ def _referenced(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, list):
-            waiting += part
-        elif isinstance(part, Mapping):
+            waiting += [one for one in part if isinstance(one, (dict, list))]
+        elif isinstance(part, dict):
             waiting += part.values()
             target = _target(part.get("$ref"), schema)
             if target is not None:

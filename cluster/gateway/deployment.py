@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import secrets
 from collections.abc import AsyncGenerator
@@ -31,6 +30,7 @@ from cluster.gateway.router_client import RouterClient, ask_all
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
+from cluster.interpreter import put_event_loop_first
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.text.tokenizer import read_tokenizer
@@ -90,8 +90,7 @@ class Gateway(InferenceServicer):
         self._open = AsyncExitStack()
         await self._open.enter_async_context(metrics_listener(config, service.metrics_page))
         self._following = asyncio.create_task(service.follow_router())
-        gc.collect()
-        gc.freeze()  # libraries and the tokenizer stay: looking them through takes longer than parsing a large body
+        put_event_loop_first()
 
     async def __del__(self) -> None:
         await self._open.aclose()

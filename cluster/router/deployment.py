@@ -36,6 +36,7 @@ from cache_service.formats.namespaces import OPEN
 from cluster.cache.promotion import PromotionSource
 from cluster.cache.shared_cache import open_shared_cache
 from cluster.config import CacheConfig, DraftConfig, DraftModelConfig, RouterConfig, SpeculationConfig
+from cluster.interpreter import put_event_loop_first
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RouterDriver
@@ -291,6 +292,7 @@ class Router:
         pool_deadlines_s = {pool: options.deadline_ms / 1e3 for pool, options in more_drafts.items()}
         driver = RouterDriver(core, *limits_s, grammars=grammars, pool_deadlines_s=pool_deadlines_s)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)
+        put_event_loop_first()
         return driver
 
 

@@ -209,8 +209,8 @@ def shares_within(directory: Path, tokens: list[int], allowed: list[int], temper
 
 
 def test_under_rejection_tokens_have_the_masked_models_law(models, drafts_pay):
-    """A chain that is drawn within the grammar and sent as if it were not, or the other way round, is accepted too often
-    or too seldom, and so is one that is judged without the mask."""
+    """A chain that is drawn within the grammar and sent as if it were not, or the other way round, is accepted too
+    often, or never; one that is judged without the mask leaves the grammar."""
     letters, count, temperature = list(range(64, 90)), 400, 2.0  # a to z
     firsts = shares_within(models[0], PROMPTS[0], letters, temperature)
     seconds = [shares_within(models[0], [*PROMPTS[0], first], letters, temperature) for first in letters]

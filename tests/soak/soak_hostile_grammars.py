@@ -38,6 +38,7 @@ from cluster.gateway.http_app import create_app
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
+from cluster.interpreter import put_event_loop_first
 from cluster.offline.engine import LocalEngine
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.driver import RouterDriver
@@ -104,6 +105,7 @@ async def serve(directory: Path) -> None:
     running = asyncio.create_task(web.serve())
     while not web.started or not driver.has_target:  # noqa: ASYNC110 (neither has an event for it)
         await asyncio.sleep(0.01)
+    put_event_loop_first()
     print(web.servers[0].sockets[0].getsockname()[1], flush=True)
     await asyncio.gather(running, following)
 

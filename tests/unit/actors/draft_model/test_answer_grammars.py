@@ -35,7 +35,9 @@ SAMPLINGS = {
     "rejection": SamplingParams(4, temperature=1.2, acceptance="rejection"),
 }
 # Without the end of the answer
-REDUCED = torch.tensor(sorted(make_byte_tokenizer().encode("".join(map(chr, range(32, 127))), add_special_tokens=False)))
+REDUCED = torch.tensor(
+    sorted(make_byte_tokenizer().encode("".join(map(chr, range(32, 127))), add_special_tokens=False))
+)
 
 
 def new_grammars() -> Grammars:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -212,6 +213,27 @@ def test_a_grammar_that_gets_no_answer_is_refused_for_now_unless_it_has_taken_mu
         grammars.matcher('start: "b"')
     monkeypatch.undo()
     assert grammars.matcher('start: "c"').forced_tokens()
+
+
+def test_a_grammar_that_takes_much_time_gives_way_to_all_others_and_the_next_one_does_not(monkeypatch):
+    grammars = toy_grammars()[0]
+    grammars.matcher('start: "before"')
+    niceness: list[int] = []
+    give_way = checker._give_way
+
+    def noted(pid: int) -> None:
+        give_way(pid)
+        niceness.extend(os.getpriority(os.PRIO_PROCESS, thread.id) for thread in psutil.Process(pid).threads())
+
+    monkeypatch.setattr(checker, "_give_way", noted)
+    monkeypatch.setattr(checker, "_MUCH_S", 0.04)
+    properties = {f"p{index}": {"type": "integer"} for index in range(2000)}  # 0.4 s, and allowed
+    grammars.matcher(LLMatcher.grammar_from_json_schema({"properties": properties, "required": list(properties)}))
+    assert niceness == [19, 19]
+    monkeypatch.undo()
+    grammars.matcher('start: "behind"')
+    (first, *_) = psutil.Process(grammars._vocabulary.checker._process.pid).threads()
+    assert os.getpriority(os.PRIO_PROCESS, first.id) < 19
 
 
 def test_a_process_that_was_killed_while_it_waited_costs_no_grammar():

@@ -9,7 +9,7 @@ import pytest
 
 from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
-from cluster.constraints.json_schemas import check_schema, json_rule
+from cluster.constraints.json_schemas import MAX_PARTS, check_schema, json_rule
 from cluster.constraints.structured_outputs import StructuredOutputs
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer
 
@@ -147,9 +147,18 @@ def test_what_can_be_followed_is_taken(schema: dict[str, Any]) -> None:
 
 def test_a_schema_may_be_nested_deeply() -> None:
     deep: dict[str, Any] = {"minProperties": 2}
-    for _ in range(100_000):
+    for _ in range(MAX_PARTS - 1):
         deep = {"items": deep}
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="minProperties"):
         check_schema(deep, "f")
     while deep:  # Python's own destructor would run out of stack
         deep = deep.pop("items", {})
+
+
+@pytest.mark.parametrize(("more", "is_taken"), [(0, True), (1, False)])
+def test_a_schema_of_too_many_schemas_is_refused_before_anything_is_looked_at(more: int, is_taken: bool) -> None:
+    properties = {f"p{index}": {"type": "integer"} for index in range(MAX_PARTS - 1 + more)}
+    schema = {"properties": properties, "const": "\x00"}  # which is refused as well
+    with pytest.raises(InvalidRequest, match="control character" if is_taken else "at most 5000 schemas") as error:
+        check_schema(schema, "schema")
+    assert error.value.field == ("schema.const" if is_taken else "schema")

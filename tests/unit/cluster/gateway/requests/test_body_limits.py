@@ -226,13 +226,12 @@ ATTACKS = {
 
 
 SERVER = """
-import gc
 import sys
+from cluster.interpreter import put_event_loop_first
 from paceline_testing.echo_gateway import echo_gateway
 with echo_gateway("toy") as (address, _, router):
     router.delay_s = 0.02
-    gc.collect()
-    gc.freeze()  # as the deployment does
+    put_event_loop_first()  # as the deployment does
     print(address, flush=True)
     sys.stdin.read()
 """
