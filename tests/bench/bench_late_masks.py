@@ -67,7 +67,7 @@ def serve(directory: Path, public_key: bytes, device_ms: float, pipe: Any) -> No
     if device_ms:
         worker._engine.model.register_forward_hook(lambda *_: time.sleep(device_ms / 1e3))
     target_engine.row_masks = timed(target_engine.row_masks, times["target joins masks"])
-    host_rounds.mask_rows = timed(host_rounds.mask_rows, times["target applies masks"])
+    host_rounds.sample_tokens = timed(host_rounds.sample_tokens, times["target draws within masks"])
     worker.start("127.0.0.1")
     assert worker.server is not None
     assert worker.loop is not None

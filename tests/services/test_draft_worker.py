@@ -1,6 +1,9 @@
 """A draft worker over a real link, with a draft model whose vocabulary is not the target's."""
 
+import asyncio
+
 import numpy as np
+from llguidance import LLMatcher
 
 from actors.draft_tree import DraftTree
 from actors.links.client import AsyncLink
@@ -46,6 +49,26 @@ async def test_a_worker_speaks_the_targets_tokens_whatever_its_model_speaks(tmp_
     same = save_tiny_model(tmp_path / "same", layers=1, hidden_size=16)
     plain = ModelSource("same", "same", same)
     assert len(await drafts_of(DraftSettings(plain, OPTIONS), "say oak")) > 0
+
+
+async def test_a_worker_drafts_within_a_grammar_that_the_router_has_compiled(tmp_path):
+    """It compiles the grammar itself, between requests."""
+    source = ModelSource("same", "same", save_tiny_model(tmp_path / "same", layers=1, hidden_size=16))
+    keys, tokens = LinkKeys.generate(), np.array([5, 6, 7], np.int32)
+    worker = DraftWorker(DraftSettings(source, OPTIONS, source), 1, "127.0.0.1")
+    link = AsyncLink(worker.server.address, keys)
+    wanted, drafted = make_byte_tokenizer().encode("ab!", add_special_tokens=False), []
+    begin = SequenceStart(SamplingParams(seed=1, temperature=0.0), 3, grammar=LLMatcher.grammar_from_regex("ab!"))
+    try:
+        worker.server.allow([keys.public])
+        async with asyncio.timeout(30):
+            while drafted[:3] != wanted:
+                answer = await link.call(DraftBatch(1, [DraftItem(SequenceDelta(1, 0, tokens), 3, begin)]), 20.0)
+                assert isinstance(answer, DraftResult)
+                drafted = answer.trees[0].token_ids.tolist()
+    finally:
+        link.close()
+        worker.stop()
 
 
 async def test_a_worker_drafts_ahead_between_requests(tmp_path):

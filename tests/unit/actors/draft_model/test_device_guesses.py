@@ -6,11 +6,22 @@ import numpy as np
 import pytest
 import torch
 
+from actors.draft_model.answer_grammars import AnswerGrammars
 from actors.draft_model.draft_engine import DraftEngine
 from actors.engine.options import EngineOptions
-from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
+from actors.grammar.grammars import Grammars
+from actors.messages import (
+    FREE_ROW,
+    DraftBatch,
+    DraftItem,
+    SamplingParams,
+    SequenceDelta,
+    SequenceStart,
+    TokenMasks,
+)
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import make_tiny_model
+from paceline_testing.toy_tokenizer import toy_tokenizer
 from tests.gpu.launches import counted
 
 VOCAB = 61
@@ -28,6 +39,7 @@ def drafts(
     samplings: list[SamplingParams],
     vocab_map: torch.Tensor | None,
     mask_token: int | None = None,
+    grammars: Grammars | None = None,
 ):
     """Trees of two rounds: after a prompt, and after tokens that the drafts foresaw or not."""
     columns = VOCAB if vocab_map is None else len(vocab_map)
@@ -38,7 +50,8 @@ def drafts(
     model.requires_grad_(False)
     if vocab_map is not None:
         vocab_map = vocab_map.to(device)
-    engine = DraftEngine(model.to(device), EngineOptions(256, 4, attention=attention), vocab_map, mask_token=mask_token)
+    options = EngineOptions(256, 4, attention=attention)
+    engine = DraftEngine(model.to(device), options, vocab_map, mask_token=mask_token, grammars=grammars)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 23, 17, 9)]
     found = []
@@ -62,6 +75,26 @@ def test_trees_are_the_same_for_all_kinds_of_sampling(triton_device, vocab_map):
     wanted = drafts("padded", triton_device, SAMPLINGS, vocab_map)
     assert sum(len(tokens) for tokens, _ in wanted) > 30
     assert drafts("triton_tree", triton_device, SAMPLINGS, vocab_map) == wanted
+
+
+class ByDepth:
+    """A matcher: even tokens, one token, and any, in turns."""
+
+    def masks_behind(self, paths: list[tuple[int, ...] | None]) -> TokenMasks:
+        index = [FREE_ROW if path is None else (0, -1 - 8, FREE_ROW)[len(path) % 3] for path in paths]
+        return TokenMasks(np.full(2, 0x55555555, np.int32), np.array(index, np.int32))
+
+
+@pytest.mark.parametrize("vocab_map", [None, torch.arange(2, VOCAB, 3)], ids=["whole", "reduced"])
+def test_trees_within_grammars_are_the_same(triton_device, vocab_map, monkeypatch):
+    monkeypatch.setattr(AnswerGrammars, "matcher", lambda self, sequence: ByDepth())
+    grammars = Grammars(toy_tokenizer, VOCAB, [0], "toy")
+    wanted = drafts("padded", triton_device, SAMPLINGS, vocab_map, grammars=grammars)
+    assert sum(len(tokens) for tokens, _ in wanted) > 20
+    for tokens, parents in wanted:
+        assert all(token % 2 == 0 for token, parent in zip(tokens, parents, strict=True) if parent < 0)
+        assert all(token == 8 for token, parent in zip(tokens, parents, strict=True) if parent == 0)
+    assert drafts("triton_tree", triton_device, SAMPLINGS, vocab_map, grammars=grammars) == wanted
 
 
 def test_trees_of_a_parallel_model_are_the_same(triton_device):
