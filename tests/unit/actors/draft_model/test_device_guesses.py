@@ -41,6 +41,7 @@ def drafts(
     mask_token: int | None = None,
     grammars: Grammars | None = None,
     num_rounds: int = 2,
+    num_nodes: int = 8,
 ):
     """Trees of two rounds: after a prompt, and after tokens that the drafts foresaw or not."""
     columns = VOCAB if vocab_map is None else len(vocab_map)
@@ -57,7 +58,11 @@ def drafts(
     prompts = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 23, 17, 9)]
     found = []
     items = [
-        DraftItem(SequenceDelta(index + 1, 0, prompt), 8, SequenceStart(samplings[index % len(samplings)], len(prompt)))
+        DraftItem(
+            SequenceDelta(index + 1, 0, prompt),
+            num_nodes,
+            SequenceStart(samplings[index % len(samplings)], len(prompt)),
+        )
         for index, prompt in enumerate(prompts)
     ]
     for number in range(num_rounds):
@@ -67,7 +72,7 @@ def drafts(
         items = []
         for index, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
             new = np.array([tree.token_ids[0] if index % 2 else 3, 5], np.int32)
-            items.append(DraftItem(SequenceDelta(index + 1, len(prompt), new), 8))
+            items.append(DraftItem(SequenceDelta(index + 1, len(prompt), new), num_nodes))
     return found
 
 
@@ -89,9 +94,9 @@ class ByDepth:
 def test_trees_within_grammars_are_the_same(triton_device, monkeypatch):
     monkeypatch.setattr(AnswerGrammars, "matcher", lambda self, sequence: ByDepth())
     grammars = Grammars(toy_tokenizer, VOCAB, [0], "toy")
-    options = {"vocab_map": torch.arange(2, VOCAB, 3), "grammars": grammars, "num_rounds": 1}
+    options = {"vocab_map": torch.arange(2, VOCAB, 3), "grammars": grammars, "num_rounds": 1, "num_nodes": 3}
     wanted = drafts("padded", triton_device, SAMPLINGS, **options)
-    assert sum(len(tokens) for tokens, _ in wanted) > 10
+    assert sum(len(tokens) for tokens, _ in wanted) > 8
     for tokens, parents in wanted:
         assert all(token % 2 == 0 for token, parent in zip(tokens, parents, strict=True) if parent < 0)
         assert all(token == 8 for token, parent in zip(tokens, parents, strict=True) if parent == 0)
