@@ -256,9 +256,9 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
     """
     data: dict[str, Any] = {}
     if path is not None:
-        data = _read_yaml(path)
+        data = read_yaml(path)
     for override in overrides or []:
-        _apply_override(data, override)
+        apply_override(data, override)
     try:
         return ClusterConfig.model_validate(data)
     except ValidationError as error:
@@ -266,7 +266,8 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
         raise ConfigError(f"{where}{' with --set' if overrides else ''}: {describe(error)}") from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Raises ConfigError for what is no mapping in YAML."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -280,11 +281,12 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def _apply_override(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str, option: str = "--set") -> None:
+    """Set what `path.to.key=value` names. option: for errors. Raises ConfigError."""
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise ConfigError(f"--set {override}: write it as path.to.key=value")
+        raise ConfigError(f"{option} {override}: write it as path.to.key=value")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -293,6 +295,6 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         child = section.setdefault(part, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {override}: {part} is not a section")
+            raise ConfigError(f"{option} {override}: {part} is not a section")
         section = child
     section[parts[-1]] = value

@@ -103,6 +103,10 @@ class _Policy:
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """context: `ray.serve.config.AutoscalingContext`. Returns the number of replicas, and state for the next
         call."""
+        return self.decide(context, time.time())
+
+    def decide(self, context: Any, now: float) -> tuple[int, dict[str, Any]]:
+        """now: seconds on any clock that goes on from call to call."""
         # Serve's own bounds are those of what may be set by hand. During an incremental upgrade it gives a share of
         # them to each of the two clusters.
         share = context.capacity_adjusted_max_replicas / MOST_REPLICAS
@@ -119,7 +123,7 @@ class _Policy:
             return max(fewest, min(most, target)), {}
         if wanted > context.current_num_replicas:  # what is being started could not contribute to the signals yet
             wanted = max(wanted, min(most, target))
-        return self._delayed(wanted, context)
+        return self._delayed(wanted, context, now)
 
     def _allowed(self, held: int) -> int:
         """Of a number that was set by hand, as much as there may be."""
@@ -129,13 +133,12 @@ class _Policy:
         """None: nothing is recorded yet."""
         raise NotImplementedError
 
-    def _delayed(self, wanted: int, context: Any) -> tuple[int, dict[str, Any]]:
+    def _delayed(self, wanted: int, context: Any, now: float) -> tuple[int, dict[str, Any]]:
         """Serve's own delays are 0: what is set by hand must not wait."""
         target, before = context.target_num_replicas, context.policy_state
         if wanted == target:
             return target, {}
         delay_s = self.upscale_delay_s if wanted > target else self.downscale_delay_s
-        now = time.time()
         since = before["since"] if before.get("is_more") == (wanted > target) else now
         if now - since >= delay_s:
             return wanted, {}

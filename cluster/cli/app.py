@@ -29,6 +29,10 @@ COMMANDS = {
         "cluster.cli.size:size",
         "Whether a target fits, how fast it is with and without drafts, and how many draft workers pay.",
     ),
+    "simulate": Entry(
+        "cluster.cli.simulate:simulate",
+        "Simulate a cluster under traffic and failures: throughput, latencies, goodput, draft workers, cache traffic.",
+    ),
     "validate": Entry(
         "cluster.cli.validate:validate",
         "Find mistakes in cluster configurations, Kustomize overlays and manifests.",

@@ -27,6 +27,64 @@ logger = logging.getLogger(__name__)
 _PAUSES_S = (0.05, 0.5, 1.0, 1.5, 2.0, 2.5)
 
 
+class UnbrokenStream:
+    """One answer over one router after the other: what has been delivered, and what to do about an error. It has
+    neither clock nor I/O."""
+
+    def __init__(self, request: GenerationRequest, now: float) -> None:
+        self.rest = request  # what to ask the next router for
+        self._request = request
+        self._started = now
+        self._delivered: list[int] = []
+        self._index = 0
+        self._attempts = 0  # since the last chunk
+        self._tries = 0
+
+    def take(self, chunk: TokenChunk) -> TokenChunk:
+        """A router's chunk as the client gets it."""
+        self._delivered.extend(chunk.token_ids)
+        self._attempts = 0
+        if chunk.index != self._index:
+            chunk = msgspec.structs.replace(chunk, index=self._index)
+        self._index += 1
+        return chunk
+
+    @property
+    def num_delivered(self) -> int:
+        return len(self._delivered)
+
+    def pause_after(self, error: Unavailable | Overloaded) -> float:
+        """Seconds until the next router is asked. Raises the error if the client is to have it."""
+        if isinstance(error, Overloaded):
+            if not self._delivered:
+                raise error
+            return error.retry_after_s
+        may_go_on = self._index > 0 or isinstance(error, RouterLost)
+        if not may_go_on or self._attempts == len(_PAUSES_S):
+            raise error
+        self._attempts += 1
+        return _PAUSES_S[self._attempts - 1]
+
+    def last_chunk(self) -> TokenChunk | None:
+        """The chunk that ends the stream if only its finish reason was lost."""
+        reason = _already_over(self._request, self._delivered)
+        if reason is None:
+            return None
+        return TokenChunk(request_id=self._request.request_id, index=self._index, token_ids=(), finish_reason=reason)
+
+    def within_deadline(self, pause_s: float, now: float) -> float:
+        """The pause, cut at the request's deadline."""
+        timeout_s = self._request.timeout_s
+        return pause_s if timeout_s is None else min(pause_s, timeout_s - (now - self._started))
+
+    def ask_again(self, now: float) -> None:
+        """Make `rest` what is left now. It has a new id, since the same router may still be busy with the broken
+        stream."""
+        self._tries += 1
+        rest = _rest_of(self._request, self._delivered, now - self._started)
+        self.rest = msgspec.structs.replace(rest, request_id=f"{self._request.request_id}+{self._tries}")
+
+
 async def generate_unbroken(
     router: RouterClient, request: GenerationRequest, on_resume: Callable[[], None]
 ) -> AsyncGenerator[TokenChunk, None]:
@@ -36,47 +94,25 @@ async def generate_unbroken(
     start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it. The
     caller enforces the deadline; each router is told the time left.
     """
-    started = time.monotonic()
-    delivered: list[int] = []
-    index = 0
-    attempts = 0
-    rest = request
-    tries = 0
+    stream = UnbrokenStream(request, time.monotonic())
     while True:
         try:
-            async with aclosing(router.generate(rest)) as chunks:
+            async with aclosing(router.generate(stream.rest)) as chunks:
                 async for chunk in chunks:
-                    delivered.extend(chunk.token_ids)
-                    attempts = 0
-                    if chunk.index != index:
-                        chunk = msgspec.structs.replace(chunk, index=index)
-                    index += 1
-                    yield chunk
+                    yield stream.take(chunk)
                     if chunk.finish_reason is not None:
                         return
             raise RouterLost("the router ended a stream without a finish reason")
-        except Unavailable as error:
-            may_go_on = index > 0 or isinstance(error, RouterLost)
-            if not may_go_on or attempts == len(_PAUSES_S):
-                raise
-            pause_s = _PAUSES_S[attempts]
-            attempts += 1
-            on_resume()
-            logger.warning("%s: router lost after %d tokens", request.request_id, len(delivered))
-        except Overloaded as error:
-            if not delivered:
-                raise
-            pause_s = error.retry_after_s
-        if (reason := _already_over(request, delivered)) is not None:  # only the finish reason was lost
-            yield TokenChunk(request_id=request.request_id, index=index, token_ids=(), finish_reason=reason)
+        except (Unavailable, Overloaded) as error:
+            pause_s = stream.pause_after(error)
+            if isinstance(error, Unavailable):
+                on_resume()
+                logger.warning("%s: router lost after %d tokens", request.request_id, stream.num_delivered)
+        if (last := stream.last_chunk()) is not None:
+            yield last
             return
-        elapsed_s = time.monotonic() - started
-        await asyncio.sleep(pause_s if request.timeout_s is None else min(pause_s, request.timeout_s - elapsed_s))
-        tries += 1
-        # A new id, since the same router may still be busy with the broken stream.
-        rest = msgspec.structs.replace(
-            _rest_of(request, delivered, time.monotonic() - started), request_id=f"{request.request_id}+{tries}"
-        )
+        await asyncio.sleep(stream.within_deadline(pause_s, time.monotonic()))
+        stream.ask_again(time.monotonic())
 
 
 def _already_over(request: GenerationRequest, delivered: list[int]) -> Literal["stop", "length"] | None:

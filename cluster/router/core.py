@@ -75,7 +75,9 @@ class RouterCore:
     `drafters` are the CPU drafters by name. `draft_shapes` names the pools of draft workers, one for each draft model,
     the first one "draft". `set_draft_workers` connects a pool: the first one is the sources "draft_model" and, where it
     is configured, "ouroboros", a pool X beside it the source "draft_model.X". A target with an EAGLE or MTP
-    head is also the source "eagle". Raises InvalidRequest for drafters that require more rows than a round may have.
+    head is also the source "eagle". seq_id_base: ids of sequences follow it; None: drawn at random, so that no
+    worker takes them for those of a router before this one. Raises InvalidRequest for drafters that require more rows
+    than a round may have.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class RouterCore:
         *,
         draft_shapes: Mapping[str, DraftShape] = _ONE_POOL,
         shared: SharedLearning = _NOTHING_SHARED,
+        seq_id_base: int | None = None,
     ) -> None:
         check_required_rows(drafters.values(), speculation.max_rows or USUAL_DRAFT_ROWS)
         self.counters = RouterCounters()
@@ -135,7 +138,9 @@ class RouterCore:
             scalings=tuple(self.draft_scaling.values()),
         )
         self._scheduler = Scheduler(config, target.block_size)
-        self._requests = OpenRequests(self._scheduler, self.counters, sequences, self._drafting.forget)
+        self._requests = OpenRequests(
+            self._scheduler, self.counters, sequences, self._drafting.forget, seq_id_base=seq_id_base
+        )
         self._verdicts = Verdicts(self._requests, self.counters, names, target.vocab_size)
         self._costs = AnswerCosts(self.counters)
         self._has_prefix_cache = target.has_prefix_cache

@@ -6,23 +6,39 @@ import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol
+from typing import Concatenate, ParamSpec, Protocol
+
+import numpy as np
 
 from actors.drafters.registry import CACHE
 from actors.messages import GenerationRequest
+from cache_service.automata.automata_index import AutomataIndex
 from cache_service.formats.earnings import Earnings
 from cluster.cache.soft_sharing import SoftSharing
 from cluster.router.counters import RouterCounters
 from cluster.router.round import Emitted, Round
 from cluster.router.sequence import Sequence
 
-if TYPE_CHECKING:
-    from cluster.cache.shared_cache import SharedCache
-
 logger = logging.getLogger(__name__)
 
 _Arguments = ParamSpec("_Arguments")
+
+
+class TokenSink(Protocol):
+    """What a router needs of the shared cache (`cluster.cache.shared_cache.SharedCache`)."""
+
+    @property
+    def index(self) -> AutomataIndex: ...
+    def follow(self, namespaces: SequenceOf[str]) -> None: ...
+    def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None: ...
+    def watch(self, namespace: str, learner: object) -> None: ...
+    def ended(self, learner: object) -> SequenceOf[str]: ...
+    def prompted(self, namespace: str, document_id: bytes, token_ids: np.ndarray) -> None: ...
+    def committed(self, namespace: str, document_id: bytes, offset: int, token_ids: np.ndarray) -> None: ...
+    def answered(self, organisation: str, token_ids: np.ndarray) -> None: ...
+    def finished(self, namespace: str, earnings: Earnings) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,7 @@ class SharedLearning:
     """The router's parts of the shared cache. Without them it keeps what it learns to itself."""
 
     # Receives committed tokens that may be learnt from; its index has phrases for the lookahead of draft workers.
-    token_sink: SharedCache | None = None
+    token_sink: TokenSink | None = None
     soft_sharing: SoftSharing | None = None  # exchanges the counts of the drafter "soft_ngram" with other routers
 
 
@@ -40,7 +56,7 @@ class Learner(Protocol):
 
 
 def _guarded(
-    tell: Callable[Concatenate[GuardedSink, SharedCache, _Arguments], None],
+    tell: Callable[Concatenate[GuardedSink, TokenSink, _Arguments], None],
 ) -> Callable[Concatenate[GuardedSink, _Arguments], None]:
     """Do nothing without a sink. The first exception is logged."""
 
@@ -66,7 +82,7 @@ class GuardedSink:
     """
 
     def __init__(
-        self, sink: SharedCache | None, learner: Learner, counters: RouterCounters, cache_source: int | None = None
+        self, sink: TokenSink | None, learner: Learner, counters: RouterCounters, cache_source: int | None = None
     ) -> None:
         self._sink = sink
         self._cache_source = cache_source
@@ -79,7 +95,7 @@ class GuardedSink:
         return self._sink is not None
 
     @_guarded
-    def follow(self, sink: SharedCache, request: GenerationRequest) -> None:
+    def follow(self, sink: TokenSink, request: GenerationRequest) -> None:
         if request.cache == "off":
             return
         sink.follow((request.namespace, *request.readable))
@@ -87,11 +103,11 @@ class GuardedSink:
             sink.bounded(request.namespace, request.tenant, request.cache_bytes)
 
     @_guarded
-    def watch(self, sink: SharedCache, namespace: str) -> None:
+    def watch(self, sink: TokenSink, namespace: str) -> None:
         sink.watch(namespace, self._learner)
 
     @_guarded
-    def forget_ended(self, sink: SharedCache, in_use: Iterable[str]) -> None:
+    def forget_ended(self, sink: TokenSink, in_use: Iterable[str]) -> None:
         """Have the learner drop ended namespaces. in_use: namespaces of open requests, which go on to teach."""
         ended = sink.ended(self._learner)
         for namespace in ended:
@@ -110,7 +126,7 @@ class GuardedSink:
                 self._committed(sequence, first)
 
     @_guarded
-    def finished(self, sink: SharedCache, sequence: Sequence) -> None:
+    def finished(self, sink: TokenSink, sequence: Sequence) -> None:
         request, stats = sequence.request, sequence.progress.stats
         if request.cache == "off":
             return
@@ -122,7 +138,7 @@ class GuardedSink:
             sink.answered(request.promotes, sequence.tokens(sequence.begin.num_prompt_tokens))
 
     @_guarded
-    def _committed(self, sink: SharedCache, sequence: Sequence, first: int) -> None:
+    def _committed(self, sink: TokenSink, sequence: Sequence, first: int) -> None:
         namespace = sequence.namespace
         document_id = self._document_base + sequence.arrival.to_bytes(8, "little")
         if first == sequence.num_prompt:

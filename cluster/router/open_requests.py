@@ -30,7 +30,9 @@ class OpenRequests:
         counters: RouterCounters,
         sequences: MutableMapping[int, Sequence],
         forget: Callable[[Sequence], None],
+        seq_id_base: int | None = None,
     ) -> None:
+        """seq_id_base: ids of sequences follow it; None: drawn at random."""
         self.by_id: dict[str, Sequence] = {}
         self.to_free: list[int] = []  # ended or renamed sequences that the target still holds
         self.num_arrived = 0
@@ -42,7 +44,7 @@ class OpenRequests:
         self._deadlines: list[tuple[float, int, Sequence]] = []  # heap; may hold ended sequences
         self._cancelled: list[Sequence] = []  # running ones, ended between rounds
         # Random high bits: a restarted router never names a sequence like one its workers still hold.
-        self._seq_id_base = secrets.randbits(31) << 32
+        self._seq_id_base = secrets.randbits(31) << 32 if seq_id_base is None else seq_id_base
         self._num_named = 0
 
     @property

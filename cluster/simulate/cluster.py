@@ -1,0 +1,282 @@
+"""The simulated cluster: groups, draft workers, shared cache and gateways, made from a cluster's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from actors.drafters.registry import create_drafters, expand_drafters
+from actors.messages import VerifyItem
+from actors.pool_names import FIRST_POOL
+from actors.workers.autoscaling import DraftPolicy, TargetPolicy
+from actors.workers.demand import combined_drafts, combined_targets
+from cluster.config import ClusterConfig
+from cluster.router.core import RouterCore
+from cluster.router.guarded_sink import SharedLearning
+from cluster.router.worker_drafting import DraftShape
+from cluster.simulate.draft_workers import DraftPool
+from cluster.simulate.events import Events
+from cluster.simulate.faults import Fault
+from cluster.simulate.fluid_group import FluidGroup, ServiceRates
+from cluster.simulate.forward_time import ForwardTimes
+from cluster.simulate.gateway import Gateway
+from cluster.simulate.group import ExactGroup, Group
+from cluster.simulate.options import SimulationOptions
+from cluster.simulate.router_choice import Readiness, RouterChoice
+from cluster.simulate.scaling import Autoscaler
+from cluster.simulate.scripts import Script, Scripts
+from cluster.simulate.shared_log import RouterCache, SharedLog
+from cluster.simulate.target import ScriptedTarget
+from cluster.tenants.limiter import TenantLimiter
+
+_KV_TOKENS = 2**17  # of a group whose configuration leaves it open
+
+Inspect = Callable[[VerifyItem, Script], object]
+
+
+class SimulatedCluster:
+    def __init__(
+        self,
+        events: Events,
+        config: ClusterConfig,
+        options: SimulationOptions,
+        *,
+        scripts: Scripts,
+        vocab_size: int,
+        times: ForwardTimes,
+        rates: ServiceRates | None = None,
+        inspect: Inspect = lambda item, script: None,
+    ) -> None:
+        """rates: of aggregated groups; None: each round is computed."""
+        self.events = events
+        self.scripts = scripts
+        self.readiness = Readiness()
+        self.groups: dict[str, Group] = {}
+        self.log = SharedLog(events, options.costs)
+        self.draft_pool = DraftPool(events, scripts, options.draft, options.seed, self._draft_workers_changed)
+        self.mean_draft_workers = self.mean_groups = 0.0
+        self._config = config
+        self._options = options
+        self._vocab_size = vocab_size
+        self._times = times
+        self._rates = rates
+        self._inspect = inspect
+        self._num_started = self._num_cores = 0
+        self._drafted_s: dict[str, float] = {}  # by worker, when it was last looked at
+        for _ in range(config.draft.workers if rates is None and config.draft.model != "none" else 0):
+            self.draft_pool.start()
+        for _ in range(config.target.groups):
+            self._start_group()
+        self.gateways = [self._gateway(number) for number in range(config.gateway.replicas)]
+        self._autoscale()
+        events.every(1.0, self._sample)
+
+    # Gateways
+
+    def _gateway(self, number: int) -> Gateway:
+        limiters: dict[int, TenantLimiter] = {}
+        limits, replicas = self._options.tenant_limits, self._config.gateway.replicas
+
+        def limiter_of(tenant: int) -> TenantLimiter:
+            if tenant not in limiters:
+                limiters[tenant] = TenantLimiter(limits, replicas, clock=lambda: self.events.now)
+            return limiters[tenant]
+
+        choice = RouterChoice(self.readiness, seed=self._options.seed * 1000 + number)
+        return Gateway(self.events, self._options.costs, choice, limiter_of)
+
+    # Groups
+
+    def _start_group(self) -> None:
+        number = self._num_started
+        self._num_started += 1
+        name, zone = f"group-{number}", number % self._options.zones
+        group: Group
+        if self._rates is not None:
+            blocks = self._config.target.kv_cache_tokens or _KV_TOKENS
+            group = FluidGroup(
+                name, zone, self.events, self.scripts, self._config.router, self._rates, blocks, self._told_readiness
+            )
+        else:
+            group = self._exact_group(name, zone)
+        self.groups[name] = self.readiness.groups[name] = group
+        self.readiness.ready.add(name)
+
+    def _exact_group(self, name: str, zone: int) -> ExactGroup:
+        target, options = self._config.target, self._options
+        scripted = ScriptedTarget(
+            self.scripts,
+            self._times,
+            vocab_size=self._vocab_size,
+            max_model_len=target.max_model_len or self.max_model_len,
+            block_size=target.block_size,
+            num_blocks=max(1, (target.kv_cache_tokens or _KV_TOKENS) // target.block_size),
+            inspect=self._inspect,
+        )
+        group = ExactGroup(
+            name,
+            zone,
+            self.events,
+            scripted,
+            lambda: self._core(scripted),
+            draft_pool=self.draft_pool,
+            draft_deadline_s=self._config.draft.deadline_ms / 1e3,
+            costs=options.costs,
+            on_change=self._told_readiness,
+            forget_cache=self.log.leave,
+        )
+        group.set_draft_workers()
+        return group
+
+    @property
+    def max_model_len(self) -> int:
+        return self._config.target.max_model_len or (self._config.target.kv_cache_tokens or _KV_TOKENS) // 2
+
+    def _core(self, target: ScriptedTarget) -> tuple[RouterCore, RouterCache | None]:
+        config, speculation = self._config, self._config.speculation
+        names = expand_drafters(speculation.drafters, has_draft_model=bool(self.draft_pool.workers))
+        cache = RouterCache(self.log, self._vocab_size) if config.cache.url != "none" else None
+        drafters = create_drafters(names, index=cache, options=speculation.drafter_options)
+        self._num_cores += 1
+        core = RouterCore(
+            target.info(),
+            config.router.model_copy(update={"send_ahead": "off"}),
+            speculation.model_copy(update={"drafters": names}),
+            drafters,
+            draft_shapes={FIRST_POOL: DraftShape(config.draft.gamma, config.draft.branch)},
+            shared=SharedLearning(cache),
+            seq_id_base=self._num_cores << 32,
+        )
+        return core, cache
+
+    def _told_readiness(self, group: Group) -> None:
+        """Gateways learn of it a little later."""
+        self.events.after(self._options.costs.readiness_s, self._note_readiness, group, group.is_ready)
+
+    def _note_readiness(self, group: Group, is_ready: bool) -> None:
+        if is_ready and group.name in self.groups:
+            self.readiness.ready.add(group.name)
+        else:
+            self.readiness.ready.discard(group.name)
+
+    def _draft_workers_changed(self) -> None:
+        for group in self.groups.values():
+            if isinstance(group, ExactGroup):
+                group.set_draft_workers()
+
+    # Autoscaling
+
+    def _autoscale(self) -> None:
+        scaling, target, draft = self._config.autoscaling, self._config.target, self._config.draft
+        delays = {"upscale_delay_s": scaling.upscale_delay_s, "downscale_delay_s": scaling.downscale_delay_s}
+        if target.most_groups > target.groups:
+            groups = TargetPolicy(
+                fewest=target.groups,
+                most=target.most_groups,
+                queue_s=scaling.target_queue_s,
+                used_share=scaling.target_used_share,
+                **delays,
+            )
+            self._groups = Autoscaler(
+                self.events,
+                groups,
+                look_back_s=scaling.look_back_s,
+                current=lambda: len(self.groups),
+                signals=self._target_signals,
+                resize=self._resize_groups,
+            )
+        if self.draft_pool.workers and draft.most_workers > draft.workers:
+            workers = DraftPolicy(
+                fewest=draft.workers,
+                most=draft.most_workers,
+                busy_share=scaling.draft_busy_share,
+                late_share=scaling.draft_late_share,
+                min_gain=scaling.draft_min_gain,
+                **delays,
+            )
+            self._workers = Autoscaler(
+                self.events,
+                workers,
+                look_back_s=scaling.look_back_s,
+                current=lambda: len(self.draft_pool.workers),
+                signals=self._draft_signals,
+                resize=self._resize_workers,
+            )
+
+    def _target_signals(self) -> Mapping[str, float]:
+        told = [demand for group in self.groups.values() if (demand := group.target_demand()) is not None]
+        demand = combined_targets(told)
+        return {"queue_s": demand.queue_s, "used_share": demand.used_share}
+
+    def _draft_signals(self) -> Mapping[str, float] | None:
+        workers = self.draft_pool.workers
+        if not workers:
+            return None
+        demand = combined_drafts(group.draft_demand() for group in self.groups.values())
+        before, self._drafted_s = self._drafted_s, {name: worker.server.busy_s for name, worker in workers.items()}
+        shares = [min(1.0, busy_s - before.get(name, busy_s)) for name, busy_s in self._drafted_s.items()]
+        return {
+            "busy_share": sum(shares) / len(shares),
+            "late_share": demand.late_share,
+            "gain": demand.gain,
+            "loss": demand.loss,
+        }
+
+    def _resize_groups(self, wanted: int) -> None:
+        for _ in range(wanted - len(self.groups)):
+            self.events.after(self._options.start_s, self._start_wanted_group)
+        for group in list(self.groups.values())[wanted:]:
+            group.drain()
+            del self.groups[group.name]
+            self.readiness.groups.pop(group.name)
+
+    def _start_wanted_group(self) -> None:
+        if len(self.groups) < self._groups.target:
+            self._start_group()
+
+    def _resize_workers(self, wanted: int) -> None:
+        for _ in range(wanted - len(self.draft_pool.workers)):
+            self.events.after(self._options.start_s, self._start_wanted_worker)
+        for _ in range(len(self.draft_pool.workers) - wanted):
+            self.draft_pool.stop_youngest()
+
+    def _start_wanted_worker(self) -> None:
+        if len(self.draft_pool.workers) < self._workers.target:
+            self.draft_pool.start()
+
+    def _sample(self) -> None:
+        share = 1.0 / self.events.now  # a second of all that have passed
+        self.mean_draft_workers += share * (len(self.draft_pool.workers) - self.mean_draft_workers)
+        self.mean_groups += share * (len(self.groups) - self.mean_groups)
+
+    # Faults
+
+    def plan(self, fault: Fault) -> None:
+        self.events.at(fault.at, self._break, fault)
+
+    def _break(self, fault: Fault) -> None:
+        groups = list(self.groups.values())
+        hit = [groups[fault.number % len(groups)]]
+        mend: list[Callable[[], object]] = []
+        if fault.kind == "zone":
+            hit = [group for group in groups if group.zone == fault.number % self._options.zones]
+        if fault.kind == "store":
+            self.log.is_there = False
+            mend.append(self._bring_store)
+        elif fault.kind == "draft_worker":
+            workers = list(self.draft_pool.workers)
+            if workers:
+                self.draft_pool.stop(workers[fault.number % len(workers)])
+                mend.append(self.draft_pool.start)
+        else:
+            for group in hit:
+                if fault.kind != "router":
+                    group.lose_target()
+                    mend.append(group.bring_target)
+                if fault.kind != "target":
+                    group.lose_router()
+                    mend.append(group.bring_router)
+        for action in mend:
+            self.events.after(fault.seconds, action)
+
+    def _bring_store(self) -> None:
+        self.log.is_there = True

@@ -1,0 +1,66 @@
+"""Discrete events: a clock that jumps from one event to the next."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+Action = Callable[..., object]
+
+
+class Events:
+    """Events of one moment happen in the order in which they were planned, so a run is reproducible."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.num_done = 0
+        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
+        self._order = count()
+
+    def at(self, time: float, action: Action, *args: Any) -> None:
+        """A time in the past is now."""
+        heapq.heappush(self._heap, (max(time, self.now), next(self._order), action, args))
+
+    def after(self, delay_s: float, action: Action, *args: Any) -> None:
+        self.at(self.now + delay_s, action, *args)
+
+    def every(self, period_s: float, action: Action) -> None:
+        """From one period on, for ever."""
+
+        def again() -> None:
+            action()
+            self.after(period_s, again)
+
+        self.after(period_s, again)
+
+    def run(self, until: float) -> None:
+        """All events up to and including `until`, which is the time then."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, action, args = heapq.heappop(heap)
+            self.num_done += 1
+            action(*args)
+        self.now = until
+
+
+class Server:
+    """A process that does one thing after the other, first come, first served."""
+
+    __slots__ = ("_events", "busy_s", "busy_until")
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.busy_until = 0.0
+        self.busy_s = 0.0
+
+    def take(self, cost_s: float, arrives: float) -> float:
+        """Work that arrives then; returns when it is done."""
+        self.busy_until = max(self.busy_until, arrives) + cost_s
+        self.busy_s += cost_s
+        return self.busy_until
+
+    def run(self, cost_s: float, action: Action, *args: Any) -> None:
+        """Do this work now or when its turn comes, then the action."""
+        self._events.at(self.take(cost_s, self._events.now), action, *args)

@@ -1,0 +1,338 @@
+"""A router with its target group whose rounds are not computed one by one: between arrivals and ends, tokens flow at
+the rate that exact rounds have shown. Admission and the shares of prompt rows are the router's own.
+
+Rounds with prompts are single events; rounds that only decode are not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from actors.errors import RouterLost
+from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
+from actors.workers.demand import DraftDemand, TargetDemand
+from cluster.config import RouterConfig
+from cluster.router.prefill_budget import prefill_rows
+from cluster.router.round import RequestFailed
+from cluster.router.scheduler import Scheduler, share_prompt_rows
+from cluster.router.step_time import StepTimeCurve
+from cluster.simulate.events import Events
+from cluster.simulate.forward_time import ForwardTimes, profile_of
+from cluster.simulate.group import Deliver, Group, RoundCounts
+from cluster.simulate.scripts import Scripts
+
+_BLOCK = 16  # tokens of a KV block
+_LOTS = 1 << 40
+
+
+class ServiceRates:
+    """Rounds that only decode, by their number of sequences, and what prompts add to them."""
+
+    def __init__(self, by_running: Mapping[int, RoundCounts], times: ForwardTimes, most_prefill: int | None) -> None:
+        """by_running: of exact groups. most_prefill: router.max_prefill_rows."""
+        known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
+        self._counts = [count for count, _ in known]
+        self._round_s = [seen.seconds / seen.rounds for _, seen in known]
+        self._tokens = [seen.tokens / seen.sequences for _, seen in known]
+        self._rows = [seen.rows / seen.rounds for _, seen in known]
+        self._times = times
+        self._curve = StepTimeCurve(profile_of(times))
+        self._most_prefill = most_prefill
+        self._table: dict[int, tuple[float, float, float, int]] = {}
+
+    def of(self, running: int) -> tuple[float, float, float, int]:
+        """Seconds, tokens of each sequence, and rows of a round; prompt rows that go beside them."""
+        found = self._table.get(running)
+        if found is None:
+            budget = prefill_rows(self._curve, running, self._most_prefill)
+            seconds, tokens, rows = 0.0, 1.0, 0.0
+            if running:
+                columns = (self._round_s, self._tokens, self._rows)
+                seconds, tokens, rows = (float(np.interp(running, self._counts, column)) for column in columns)
+            found = self._table[running] = seconds, tokens, rows, budget
+        return found
+
+    def with_prompts(self, running: int, rows: int) -> float:
+        """Seconds of a round with so many prompt rows beside `running` sequences that decode."""
+        seconds, _, own_rows, _ = self.of(running)
+        alone = self._times.seconds(round(own_rows), running, 0) if running else 0.0
+        return seconds + self._times.seconds(round(own_rows) + rows, running + 1, 0) - alone
+
+
+@dataclass(slots=True)
+class _Progress:
+    arrived_at: float
+    started_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """What the scheduler needs of a sequence, and where it is."""
+
+    request: GenerationRequest
+    deliver: Deliver
+    arrival: int
+    progress: _Progress
+    request_id: str
+    num_tokens: int
+    rows_left: int = -1  # of its prompt; -1: it has not begun
+    num_cached: int = 0
+    began: float = 0.0  # the group's tokens when it began to decode
+    is_over: bool = False
+    keys: tuple[tuple[Hashable, int], ...] = field(default=())
+
+
+class FluidGroup:
+    def __init__(
+        self,
+        name: str,
+        zone: int,
+        events: Events,
+        scripts: Scripts,
+        config: RouterConfig,
+        rates: ServiceRates,
+        kv_tokens: int,
+        on_change: Callable[[Group], object],
+    ) -> None:
+        self.name = name
+        self.zone = zone
+        self._events = events
+        self._scripts = scripts
+        self._config = config
+        self._rates = rates
+        self._kv_tokens = kv_tokens
+        self._on_change = on_change
+        self._has_target = self._is_there = True
+        self._is_draining = False
+        self._turn = 0  # events planned in another turn are void
+        self._num_arrived = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._scheduler = Scheduler(self._config, _BLOCK)
+        self._open: dict[str, _Sequence] = {}
+        self._decoding: list[tuple[float, int, _Sequence]] = []  # heap by the group's tokens at their end
+        self._num_decoding = 0
+        self._tokens = 0.0  # that each decoding sequence has emitted since the start
+        self._at = self._events.now
+        self._prefill_until: float | None = None  # end of the present round with prompts
+        self._shares: list[tuple[_Sequence, int]] = []  # its prompt rows
+        self._cached: OrderedDict[Hashable, int] = OrderedDict()  # tokens of prefixes, least recently used first
+        self._num_cached = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_there and self._has_target and not self._is_draining
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def accept(self, request: GenerationRequest, deliver: Deliver) -> None:
+        if not self._is_there or self._is_draining:
+            raise RouterLost("the router is gone")
+        now = self._events.now
+        count = len(request.prompt_token_ids)
+        sequence = _Sequence(request, deliver, self._num_arrived, _Progress(now), request.request_id, count)
+        self._num_arrived += 1
+        self._scheduler.enqueue(self._as_sequence(sequence), now)
+        self._open[request.request_id] = sequence
+        if self._prefill_until is None and self._has_target:
+            self._advance()
+            self._plan()
+
+    @staticmethod
+    def _as_sequence(sequence: _Sequence) -> Any:
+        return sequence
+
+    def cancel(self, request_id: str) -> None:
+        sequence = self._open.get(request_id)
+        if sequence is not None:
+            self._advance()
+            self._leave(sequence)
+            self._plan()
+
+    def target_demand(self) -> TargetDemand | None:
+        if not (self._is_there and self._has_target):
+            return None
+        used_share = len(self._scheduler.running) / self._config.max_running
+        return TargetDemand(self._scheduler.longest_wait_s(self._events.now), used_share)
+
+    def draft_demand(self) -> DraftDemand:
+        return DraftDemand()
+
+    # Faults: a target that is gone starts all its sequences anew, a router breaks its streams.
+
+    def lose_target(self) -> None:
+        self._has_target = False
+        self._turn += 1
+        self._prefill_until = None
+        self._on_change(self)
+
+    def bring_target(self) -> None:
+        self._has_target = True
+        self._cached.clear()
+        self._num_cached = 0
+        self._at = self._events.now
+        self._plan()
+        self._on_change(self)
+
+    def lose_router(self) -> None:
+        self._is_there = False
+        self._turn += 1
+        for request_id, sequence in self._open.items():
+            sequence.deliver(RequestFailed(request_id, RouterLost("the router is gone")))
+        self._begin_anew()
+        self._on_change(self)
+
+    def bring_router(self) -> None:
+        self._is_there = True
+        self._on_change(self)
+
+    def drain(self) -> None:
+        self._is_draining = True
+        self._on_change(self)
+
+    # Time
+
+    def _advance(self) -> None:
+        """Let the tokens flow until now."""
+        now = self._events.now
+        if self._num_decoding and now > self._at:
+            seconds, tokens, _, _ = self._rates.of(self._num_decoding)
+            if self._prefill_until is not None:
+                seconds = self._rates.with_prompts(self._num_decoding, sum(rows for _, rows in self._shares))
+            self._tokens += tokens * (now - self._at) / seconds
+        self._at = now
+
+    def _plan(self) -> None:
+        """Begin a round with prompts if there are any, and plan the next event."""
+        self._turn += 1
+        if not self._has_target:
+            return
+        now = self._events.now
+        if self._prefill_until is None:
+            self._begin_prompts()
+        if self._prefill_until is not None:
+            self._events.at(self._prefill_until, self._end_prompts, self._turn)
+        while self._decoding and self._decoding[0][2].is_over:
+            heapq.heappop(self._decoding)
+        if self._decoding and self._prefill_until is None:
+            seconds, tokens, _, _ = self._rates.of(self._num_decoding)
+            left = self._decoding[0][0] - self._tokens
+            self._events.at(now + max(0.0, left) * seconds / tokens, self._end_first, self._turn)
+
+    def _begin_prompts(self) -> None:
+        now, scheduler = self._events.now, self._scheduler
+        scheduler.admit(_LOTS)
+        running: list[Any] = scheduler.running
+        for sequence in running:
+            if sequence.rows_left < 0:
+                self._find_prefix(sequence)
+        prompts = [sequence for sequence in running if sequence.rows_left > 0]
+        if not prompts:
+            return
+        _, _, _, budget = self._rates.of(self._num_decoding)
+        shares = share_prompt_rows([sequence.rows_left for sequence in prompts], budget)
+        self._shares = list(zip(prompts, shares, strict=True))
+        # Who comes while others decode waits for the end of their round first.
+        waits_s = self._rates.of(self._num_decoding)[0] / 2
+        self._prefill_until = now + waits_s + self._rates.with_prompts(self._num_decoding, sum(shares))
+
+    def _find_prefix(self, sequence: _Sequence) -> None:
+        sequence.keys = self._scripts[sequence.request.sampling.seed].prefixes
+        found = 0
+        for key, count in sequence.keys:
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                found = max(found, min(self._cached[key], count, sequence.num_tokens - 1))
+        sequence.num_cached = found // _BLOCK * _BLOCK
+        sequence.rows_left = sequence.num_tokens - sequence.num_cached
+        sequence.progress.started_at = self._events.now
+
+    def _end_prompts(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        self._advance()
+        self._prefill_until = None
+        self._end_due()
+        for sequence, rows in self._shares:
+            sequence.rows_left -= rows
+            if not sequence.rows_left and not sequence.is_over:
+                self._begin_decoding(sequence)
+        self._plan()
+
+    def _begin_decoding(self, sequence: _Sequence) -> None:
+        self._remember(sequence.keys, sequence.num_tokens)
+        if sequence.request.max_new_tokens == 1:
+            self._finish(sequence, 1)
+            return
+        self._send(sequence, 1, is_last=False)
+        sequence.began = self._tokens
+        self._num_decoding += 1
+        end = self._tokens + sequence.request.max_new_tokens - 1
+        heapq.heappush(self._decoding, (end, sequence.arrival, sequence))
+
+    def _end_first(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        self._advance()
+        self._tokens = max(self._tokens, self._decoding[0][0])
+        self._end_due()
+        self._plan()
+
+    def _end_due(self) -> None:
+        """End what has all its tokens."""
+        while self._decoding and (self._decoding[0][0] <= self._tokens + 1e-9 or self._decoding[0][2].is_over):
+            _, _, sequence = heapq.heappop(self._decoding)
+            if not sequence.is_over:
+                self._finish(sequence, sequence.request.max_new_tokens - 1)
+
+    def _finish(self, sequence: _Sequence, num_tokens: int) -> None:
+        length = sequence.num_tokens + sequence.request.max_new_tokens
+        self._remember(sequence.keys[:1], length)
+        self._leave(sequence)
+        self._send(sequence, num_tokens, is_last=True)
+
+    def _leave(self, sequence: _Sequence) -> None:
+        del self._open[sequence.request_id]
+        is_decoding = sequence.rows_left == 0 and sequence.request.max_new_tokens > 1
+        self._num_decoding -= is_decoding
+        sequence.is_over = True
+        self._scheduler.remove(self._as_sequence(sequence), self._events.now)
+
+    def _send(self, sequence: _Sequence, num_tokens: int, is_last: bool) -> None:
+        answer = self._scripts[sequence.request.sampling.seed].answer
+        done = len(answer) - sequence.request.max_new_tokens
+        first = done if num_tokens == 1 and not is_last else len(answer) - num_tokens
+        stats = None
+        if is_last:
+            rounds = 1 + round(num_tokens / self._rates.of(max(1, self._num_decoding))[1])
+            stats = SpeculationStats(rounds=rounds)
+        sequence.deliver(
+            TokenChunk(
+                request_id=sequence.request_id,
+                index=int(is_last),
+                token_ids=tuple(answer[first : first + num_tokens].tolist()),
+                finish_reason="length" if is_last else None,
+                num_cached_tokens=sequence.num_cached,
+                stats=stats,
+            )
+        )
+
+    def _remember(self, keys: tuple[tuple[Hashable, int], ...], length: int) -> None:
+        """The KV of prefixes stays until the room is needed."""
+        for place, (key, count) in enumerate(keys):
+            if place:
+                length = count
+            self._num_cached += length - self._cached.get(key, 0)
+            self._cached[key] = length
+            self._cached.move_to_end(key)
+        while self._num_cached > self._kv_tokens and self._cached:
+            self._num_cached -= self._cached.popitem(last=False)[1]

@@ -1,0 +1,269 @@
+"""One router with its target group, round by round: the real router core on simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.errors import RouterLost
+from actors.messages import DraftResult, GenerationRequest, VerifyResult
+from actors.workers.demand import DraftDemand, TargetDemand
+from cluster.router.core import RouterCore
+from cluster.router.round import RequestFailed, Round, RouterEvent
+from cluster.simulate.draft_workers import DraftPool
+from cluster.simulate.events import Events
+from cluster.simulate.options import CostOptions
+from cluster.simulate.shared_log import RouterCache
+from cluster.simulate.target import ScriptedTarget
+
+_IDLE_POLL_S = 0.05  # as of the router's driver
+_LEFT_BEHIND_S = 2.0  # until a target frees the sequences of a router that is gone
+
+Deliver = Callable[[RouterEvent], object]
+
+
+@dataclass(slots=True)
+class RoundCounts:
+    rounds: int = 0
+    tokens: int = 0
+    sequences: int = 0  # that emitted, over all rounds
+    rows: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: RoundCounts) -> None:
+        self.rounds += other.rounds
+        self.tokens += other.tokens
+        self.sequences += other.sequences
+        self.rows += other.rows
+        self.seconds += other.seconds
+
+
+class Group(Protocol):
+    """A router and its target group, as gateways and autoscaling see them."""
+
+    name: str
+    zone: int
+
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def num_open(self) -> int: ...
+    def accept(self, request: GenerationRequest, deliver: Deliver) -> None:
+        """Raises what a router raises. deliver: gets every event of the request at the moment of its commit."""
+        ...
+
+    def cancel(self, request_id: str) -> None: ...
+    def target_demand(self) -> TargetDemand | None: ...
+    def draft_demand(self) -> DraftDemand: ...
+    def lose_target(self) -> None: ...
+    def bring_target(self) -> None: ...
+    def lose_router(self) -> None: ...
+    def bring_router(self) -> None: ...
+    def drain(self) -> None: ...
+
+
+class ExactGroup:
+    """`on_change` is called whenever it becomes ready or no longer is."""
+
+    def __init__(
+        self,
+        name: str,
+        zone: int,
+        events: Events,
+        target: ScriptedTarget,
+        make_core: Callable[[], tuple[RouterCore, RouterCache | None]],
+        *,
+        draft_pool: DraftPool,
+        draft_deadline_s: float,
+        costs: CostOptions,
+        on_change: Callable[[Group], object] = lambda group: None,
+        forget_cache: Callable[[RouterCache], object] = lambda cache: None,
+    ) -> None:
+        self.name = name
+        self.zone = zone
+        self.counts = RoundCounts()
+        self.by_running: dict[int, RoundCounts] = {}  # by emitting sequences
+        self._events = events
+        self._target = target
+        self._make_core = make_core
+        self._pool = draft_pool
+        self._draft_deadline_s = draft_deadline_s
+        self._costs = costs
+        self._on_change = on_change
+        self._forget_cache = forget_cache
+        self._has_target = self._is_there = True
+        self._is_draining = False
+        self._streams: dict[str, Deliver] = {}
+        self._round: Round | None = None
+        self._is_awake = False  # an event of this router is planned that goes on with its rounds
+        self._turn = 0  # events planned in another turn are void
+        self._late_s = 0.0  # time that requests have taken from the rounds
+        self.core, self._cache = make_core()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_there and self._has_target and not self._is_draining
+
+    @property
+    def num_open(self) -> int:
+        return len(self._streams)
+
+    def accept(self, request: GenerationRequest, deliver: Deliver) -> None:
+        if not self._is_there:
+            raise RouterLost("the router is gone")
+        if self._is_draining:
+            raise RouterLost("the router is draining")
+        self.core.add(request, self._events.now)
+        self._streams[request.request_id] = deliver
+        self._late_s += self._costs.router_request_s
+        self._wake()
+
+    def cancel(self, request_id: str) -> None:
+        if self._is_there and self.core.cancel(request_id):
+            self._streams.pop(request_id, None)
+            self._wake()
+
+    def target_demand(self) -> TargetDemand | None:
+        return self.core.target_demand(self._events.now) if self._is_there and self._has_target else None
+
+    def draft_demand(self) -> DraftDemand:
+        return next(iter(self.core.draft_scaling.values())).demand(self._events.now)
+
+    def set_draft_workers(self) -> None:
+        self.core.set_draft_workers(list(self._pool.workers))
+        self._wake()
+
+    # Faults
+
+    def lose_target(self) -> None:
+        if self._has_target:
+            self._has_target = False
+            if self._is_there:
+                self._void_round()
+                self._wake()
+            self._on_change(self)
+
+    def bring_target(self) -> None:
+        if not self._has_target:
+            self._target.restart()
+            self._has_target = True
+            self.core.target_lost()
+            self._wake()
+            self._on_change(self)
+
+    def lose_router(self) -> None:
+        """Its streams break."""
+        if not self._is_there:
+            return
+        self._is_there = False
+        self._void_round()
+        streams, self._streams = self._streams, {}
+        for request_id, deliver in streams.items():
+            deliver(RequestFailed(request_id, RouterLost("the router is gone")))
+        if self._cache is not None:
+            self._forget_cache(self._cache)
+        self._events.after(_LEFT_BEHIND_S, self._target.forget_all)
+        self._on_change(self)
+
+    def bring_router(self) -> None:
+        """It starts anew and has learnt nothing."""
+        if not self._is_there:
+            self._is_there = True
+            self.core, self._cache = self._make_core()
+            self.set_draft_workers()
+            self._on_change(self)
+
+    def drain(self) -> None:
+        self._is_draining = True
+        self._on_change(self)
+
+    def _void_round(self) -> None:
+        """What is under way comes to nothing."""
+        self._turn += 1
+        self._is_awake = False
+        if self._round is not None:
+            self.core.abandon_round(self._round)
+            self._round = None
+
+    # Rounds, as `run_round` has them
+
+    def _wake(self) -> None:
+        if not self._is_awake and self._is_there:
+            self._is_awake = True
+            self._events.after(0.0, self._begin, self._turn)
+
+    def _sleep(self, seconds: float) -> None:
+        self._is_awake = True
+        self._events.after(seconds, self._begin, self._turn)
+
+    def _begin(self, turn: int) -> None:
+        if turn != self._turn:
+            return
+        self._is_awake = False
+        if not self._has_target:
+            self._deliver(self.core.end_overdue(self._events.now))
+            if self._streams:
+                self._sleep(_IDLE_POLL_S)
+            return
+        began = self._events.now
+        round, events = self.core.plan_round(began)
+        self._deliver(events)
+        if round is None:
+            if self.core.has_work:
+                self._sleep(_IDLE_POLL_S)
+            return
+        self._is_awake, self._round = True, round
+        asked_at = began + self._costs.link_s / 2
+        answers = {
+            worker_id: self._pool.draft(self.name, worker_id, batch, asked_at)
+            for worker_id, batch in round.asked.batches.items()
+        }
+        self.core.draft_locally(round)
+        ready_at = began + self._own_seconds(round)
+        deadline = began + self._draft_deadline_s
+        results: dict[str, DraftResult | None] = {}
+        for worker_id in round.asked.awaited:
+            answer = answers[worker_id]
+            comes_at = deadline if answer is None else answer[0] + self._costs.link_s / 2
+            results[worker_id] = answer[1] if answer is not None and comes_at <= deadline else None
+            # A worker that is gone has no link: it is not waited for.
+            ready_at = max(ready_at, began if answer is None else min(comes_at, deadline))
+        self._events.at(ready_at, self._verify, self._turn, round, results, began)
+
+    def _own_seconds(self, round: Round) -> float:
+        late_s, self._late_s = self._late_s, 0.0
+        return late_s + self._costs.router_round_s + self._costs.router_sequence_s * len(round.entries)
+
+    def _verify(self, turn: int, round: Round, results: dict[str, DraftResult | None], began: float) -> None:
+        if turn != self._turn:
+            return
+        batch = self.core.assemble(round, results)
+        round.assembled_at = self._events.now
+        result = self._target.verify(batch)
+        self._events.after(self._costs.link_s + result.elapsed_s, self._commit, self._turn, round, result, began)
+
+    def _commit(self, turn: int, round: Round, result: VerifyResult, began: float) -> None:
+        if turn != self._turn:
+            return
+        self._round = None
+        events = self.core.commit(round, result, self._events.now)
+        self._count(round, events, result.rows, self._events.now - began)
+        self._deliver(events)
+        is_starved = bool(result.starved_seq_ids) and not result.verdicts
+        self._sleep(_IDLE_POLL_S if is_starved else 0.0)
+
+    def _count(self, round: Round, events: list[RouterEvent], rows: int, seconds: float) -> None:
+        tokens = sum(len(event.token_ids) for event in events if not isinstance(event, RequestFailed))
+        emitting = round.size.num_emitting
+        counts = RoundCounts(1, tokens, emitting, rows, seconds)
+        self.counts.add(counts)
+        if 0 < emitting == len(round.entries) == round.size.num_rows:  # it only decodes
+            self.by_running.setdefault(emitting, RoundCounts()).add(counts)
+
+    def _deliver(self, events: list[RouterEvent]) -> None:
+        for event in events:
+            is_last = isinstance(event, RequestFailed) or event.finish_reason is not None
+            deliver = self._streams.pop(event.request_id, None) if is_last else self._streams.get(event.request_id)
+            if deliver is not None:
+                deliver(event)

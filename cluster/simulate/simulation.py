@@ -1,0 +1,160 @@
+"""One simulation: traffic, cluster, faults, and the report of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cluster.config import ClusterConfig
+from cluster.simulate.cluster import Inspect, SimulatedCluster
+from cluster.simulate.events import Events
+from cluster.simulate.faults import Fault
+from cluster.simulate.fluid_group import ServiceRates
+from cluster.simulate.forward_time import ForwardTimes, MeasuredTimes
+from cluster.simulate.gateway import ClientCall, SimulatedTenant
+from cluster.simulate.group import ExactGroup, RoundCounts
+from cluster.simulate.options import SimulationOptions
+from cluster.simulate.records import Record, figures_of
+from cluster.simulate.scripts import Scripts
+from cluster.simulate.texts import LengthsOnly, PhraseTexts, Texts
+from cluster.simulate.traffic import Traffic, Turn
+from cluster.tenants.scope import Sharing, scope_of
+
+_SERVER_KEY = b"simulated"
+_RATE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(slots=True)
+class Report:
+    figures: dict[str, float]
+    records: list[Record] = field(repr=False)
+    by_running: dict[int, RoundCounts] = field(repr=False)  # rounds that only decode, by their sequences
+
+    def as_json(self) -> dict[str, Any]:
+        rates = {str(count): asdict(counts) for count, counts in sorted(self.by_running.items())}
+        return {**self.figures, "rounds_by_sequences": rates}
+
+
+class Simulation:
+    """`calls` counts the requests under way; `on_end` sees each when it ends."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        options: SimulationOptions,
+        *,
+        texts: Texts | None = None,
+        times: ForwardTimes | None = None,
+        rates: ServiceRates | None = None,
+        faults: Iterable[Fault] = (),
+        inspect: Inspect = lambda item, script: None,
+        on_end: Callable[[ClientCall], object] = lambda call: None,
+    ) -> None:
+        """rates: for level aggregate; None: exact runs measure them first."""
+        self.events = Events()
+        self.scripts = Scripts()
+        self.calls: set[ClientCall] = set()
+        self.records: list[Record] = []
+        self._config = config
+        self._options = options
+        self._on_end = on_end
+        times = times or MeasuredTimes(options.forward)
+        is_exact = options.level == "exact"
+        texts = texts or PhraseTexts(options.seed)
+        if not is_exact:
+            rates = rates or measured_rates(config, options, texts=texts, times=times)
+            texts = LengthsOnly(1 << 18)
+        self.cluster = SimulatedCluster(
+            self.events,
+            config,
+            options,
+            scripts=self.scripts,
+            vocab_size=texts.vocab_size,
+            times=times,
+            rates=None if is_exact else rates,
+            inspect=inspect,
+        )
+        for fault in faults:
+            self.cluster.plan(fault)
+        self._tenants: dict[int, SimulatedTenant] = {}
+        self._num_sent = 0
+        self.traffic = Traffic(
+            self.events,
+            options.traffic,
+            texts,
+            options.seed,
+            most_tokens=self.cluster.max_model_len - 1,
+            send=self._send,
+        )
+
+    def run(self) -> Report:
+        began = time.perf_counter()
+        self.events.run(self._options.seconds)
+        return self.report(time.perf_counter() - began)
+
+    def _send(self, turn: Turn) -> None:
+        gateways = self.cluster.gateways
+        call = ClientCall(
+            turn,
+            self._tenant(turn.conversation.tenant),
+            gateways[self._num_sent % len(gateways)],
+            self.scripts,
+            timeout_s=self._config.gateway.request_timeout_s,
+            retries=self._options.traffic.retries,
+            on_end=self._ended,
+        )
+        self._num_sent += 1
+        self.calls.add(call)
+        self.records.append(call.record)
+        call.begin()
+
+    def _ended(self, call: ClientCall) -> None:
+        self.calls.remove(call)
+        self._on_end(call)
+        self.traffic.ended(call.turn, call.record.outcome == "answered")
+
+    def _tenant(self, number: int) -> SimulatedTenant:
+        known = self._tenants.get(number)
+        if known is None:
+            sharing = Sharing(f"tenant-{number}", self._options.policy, None, _SERVER_KEY)
+            known = self._tenants[number] = SimulatedTenant(sharing.tenant_id, scope_of(sharing))
+        return known
+
+    def report(self, wall_s: float) -> Report:
+        options, cluster = self._options, self.cluster
+        counted = [record for record in self.records if record.arrived >= options.warm_up_s]
+        figures = figures_of(counted, options.seconds - options.warm_up_s, options.objectives)
+        traffic, seconds = cluster.log.traffic, options.seconds
+        figures |= {
+            "groups": cluster.mean_groups,
+            "draft_workers": cluster.mean_draft_workers,
+            "store_written_bytes_per_s": traffic.written / seconds,
+            "store_read_bytes_per_s": traffic.read / seconds,
+            "store_messages_per_s": traffic.messages / seconds,
+            "probes_per_s": sum(gateway.choice.num_probes for gateway in cluster.gateways) / seconds,
+            "busiest_gateway_share": max(gateway.server.busy_s for gateway in cluster.gateways) / seconds,
+            "events": self.events.num_done,
+            "wall_s": wall_s,
+        }
+        by_running: dict[int, RoundCounts] = {}
+        for group in cluster.groups.values():
+            if isinstance(group, ExactGroup):
+                for count, seen in group.by_running.items():
+                    by_running.setdefault(count, RoundCounts()).add(seen)
+        return Report(figures, self.records, by_running)
+
+
+def measured_rates(
+    config: ClusterConfig, options: SimulationOptions, *, texts: Texts, times: ForwardTimes, seconds: float = 40.0
+) -> ServiceRates:
+    """Rates of rounds from exact runs of one group, with 1, 2, 4 ... requests of the same traffic under way."""
+    by_running: dict[int, RoundCounts] = {}
+    one_group = config.model_copy(update={"target": config.target.model_copy(update={"groups": 1, "max_groups": None})})
+    for clients in (count for count in _RATE_COUNTS if count <= config.router.max_running):
+        traffic = options.traffic.model_copy(update={"clients": clients, "think_s": 0.0, "tool_s": 0.0})
+        closed = options.model_copy(update={"level": "exact", "seconds": seconds, "traffic": traffic})
+        for count, seen in Simulation(one_group, closed, texts=texts, times=times).run().by_running.items():
+            by_running.setdefault(count, RoundCounts()).add(seen)
+    return ServiceRates(by_running, times, config.router.max_prefill_rows)

@@ -1,0 +1,137 @@
+"""Token ids of prompts and answers: made of phrases that come again, or recorded ones of a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from actors.errors import InvalidRequest
+
+_COPIED = 0.25  # share of an answer's runs that repeat what its prompt has
+_FRESH = 0.3  # probability of a token that is in no phrase, behind each phrase
+_NUM_PHRASES = 600
+_PHRASE_TOKENS = (2, 14)
+_EMPTY = np.empty(0, np.int32)
+
+
+class Texts(Protocol):
+    vocab_size: int
+
+    def system(self, tenant: int, number: int, count: int) -> np.ndarray:
+        """A system prompt, the same each time: int32 [count]."""
+        ...
+
+    def exchange(
+        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What a turn adds to the text before it, and its answer: int32."""
+        ...
+
+
+class PhraseTexts:
+    """Texts over phrases by Zipf's law, each tenant its own, with copies from the prompt and fresh tokens between.
+
+    A tenant's tokens are its own, too, as far as the vocabulary goes: `tokens_of` says which.
+    """
+
+    def __init__(self, seed: int, vocab_size: int = 32_000, tokens_of_tenant: int = 4_000) -> None:
+        self.vocab_size = vocab_size
+        self._seed = seed
+        self._own = tokens_of_tenant
+        self._phrases: dict[int, tuple[list[np.ndarray], np.ndarray]] = {}
+
+    def tokens_of(self, tenant: int) -> range:
+        first = 2 + tenant * self._own % (self.vocab_size - self._own - 1) // 2 * 2
+        return range(first, first + self._own // 2 * 2)
+
+    def system(self, tenant: int, number: int, count: int) -> np.ndarray:
+        random = np.random.default_rng((self._seed, 1, tenant, number))
+        return self._text(random, tenant, count, _EMPTY)
+
+    def exchange(
+        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        new = self._text(random, tenant, num_new, _EMPTY)
+        return new, self._text(random, tenant, num_answer, np.concatenate([before[-512:], new]))
+
+    def _text(self, random: np.random.Generator, tenant: int, count: int, source: np.ndarray) -> np.ndarray:
+        phrases, shares = self._book(tenant)
+        parts: list[np.ndarray] = []
+        length = 0
+        while length < count:
+            for number, kind, at in zip(
+                np.searchsorted(shares, random.random(16)), random.random(16), random.random(16), strict=True
+            ):
+                if len(source) > 16 and kind < _COPIED:
+                    start = int(at * (len(source) - 16))
+                    part = source[start : start + 4 + start % 13]
+                else:
+                    part = phrases[number]
+                parts.append(part)
+                length += len(part)
+                if at < _FRESH:
+                    own = self.tokens_of(tenant)
+                    parts.append(np.array([own.start + int(at / _FRESH * len(own))], np.int32))
+                    length += 1
+        return np.concatenate(parts)[:count]
+
+    def _book(self, tenant: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """A tenant's phrases, and up to each of them the share of their uses."""
+        known = self._phrases.get(tenant)
+        if known is None:
+            random = np.random.default_rng((self._seed, 0, tenant))
+            own = self.tokens_of(tenant)
+            lengths = random.integers(*_PHRASE_TOKENS, _NUM_PHRASES)
+            tokens = random.integers(own.start, own.stop, lengths.sum(), np.int32)
+            weights = 1.0 / np.arange(1, _NUM_PHRASES + 1)
+            shares = np.cumsum(weights / weights.sum())
+            shares[-1] = 1.0
+            known = self._phrases[tenant] = np.split(tokens, np.cumsum(lengths)[:-1]), shares
+        return known
+
+
+class RecordedTexts:
+    """Recorded exchanges in random order. file: `.npz` with int32 arrays `prompts` and `answers`, joined, and int64
+    `prompt_lengths` and `answer_lengths`, as tests/bench/simulate/record_answers.py writes it.
+
+    Raises InvalidRequest.
+    """
+
+    def __init__(self, file: Path) -> None:
+        try:
+            with np.load(file) as stored:
+                self.prompts = np.split(stored["prompts"], np.cumsum(stored["prompt_lengths"])[:-1])
+                self.answers = np.split(stored["answers"], np.cumsum(stored["answer_lengths"])[:-1])
+        except (OSError, ValueError, KeyError) as error:
+            raise InvalidRequest("--answers", str(file), f"it cannot be read: {error}") from None
+        self.vocab_size = 1 + max(int(text.max(initial=0)) for text in (*self.prompts, *self.answers))
+
+    def system(self, tenant: int, number: int, count: int) -> np.ndarray:
+        prompt = self.prompts[(tenant * 31 + number) % len(self.prompts)]
+        return np.resize(prompt, count).astype(np.int32)
+
+    def exchange(
+        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        number = int(random.integers(len(self.prompts)))
+        return self.prompts[number], self.answers[number]
+
+
+class LengthsOnly:
+    """Texts of which only the lengths count, for aggregated groups."""
+
+    vocab_size = 2
+
+    def __init__(self, most: int) -> None:
+        self._zeros = np.zeros(most, np.int32)
+        self._zeros.flags.writeable = False
+
+    def system(self, tenant: int, number: int, count: int) -> np.ndarray:
+        return self._zeros[:count]
+
+    def exchange(
+        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self._zeros[:num_new], self._zeros[:num_answer]

@@ -1,0 +1,131 @@
+"""Conversations: whose they are, when their turns come, and how long these are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.simulate.arrivals import arrival_times
+from cluster.simulate.events import Events
+from cluster.simulate.options import TrafficOptions
+from cluster.simulate.texts import Texts
+
+
+@dataclass(slots=True)
+class Conversation:
+    number: int
+    tenant: int
+    random: np.random.Generator = field(repr=False)
+    text: np.ndarray = field(repr=False)  # int32: of all turns so far
+    system: Hashable = None  # names its system prompt
+    num_system: int = 0
+    num_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request as its client sends it."""
+
+    conversation: Conversation
+    number: int
+    prompt: np.ndarray  # int32
+    answer: np.ndarray  # int32: what the target will say
+    cancel_after: int | None  # tokens after which its client goes away
+
+    @property
+    def prefixes(self) -> tuple[tuple[Hashable, int], ...]:
+        """What its prompt shares with others, longest first."""
+        told = self.conversation
+        return ((("conversation", told.number), len(self.prompt)), (("system", told.system), told.num_system))
+
+
+class Traffic:
+    """Sends the turns of all conversations. The caller reports with `ended` what has become of each."""
+
+    def __init__(
+        self,
+        events: Events,
+        options: TrafficOptions,
+        texts: Texts,
+        seed: int,
+        *,
+        most_tokens: int,
+        send: Callable[[Turn], object],
+    ) -> None:
+        """most_tokens: of prompt and answer together; a conversation ends before it exceeds them."""
+        self._events = events
+        self._options = options
+        self._texts = texts
+        self._seed = seed
+        self._most_tokens = most_tokens
+        self._send = send
+        self._times = arrival_times(options, np.random.default_rng((seed, 2)))
+        weights = np.arange(1, options.tenants + 1, dtype=np.float64) ** -options.tenant_skew
+        self._tenants = np.cumsum(weights / weights.sum())
+        self._num_begun = 0
+        self._is_over = False
+        if options.clients is None:
+            events.at(next(self._times), self._arrive)
+        for _ in range(options.clients or 0):
+            events.after(0.0, self._begin)
+
+    def stop(self) -> None:
+        """Send nothing any more."""
+        self._is_over = True
+
+    def _arrive(self) -> None:
+        if self._is_over:
+            return
+        self._begin()
+        self._events.at(next(self._times), self._arrive)
+
+    def _begin(self) -> None:
+        number, options = self._num_begun, self._options
+        self._num_begun += 1
+        random = np.random.default_rng((self._seed, 3, number))
+        tenant = min(int(np.searchsorted(self._tenants, random.random())), options.tenants - 1)
+        told = Conversation(number, tenant, random, np.empty(0, np.int32))
+        if options.system_prompts:
+            which = int(random.integers(options.system_prompts))
+            told.text = self._texts.system(tenant, which, options.system_tokens)
+            told.system, told.num_system = (tenant, which), len(told.text)
+        self._next_turn(told)
+
+    def ended(self, turn: Turn, is_answered: bool) -> None:
+        """The client has the whole answer, or goes away."""
+        told, options = turn.conversation, self._options
+        if not is_answered or told.random.random() * options.turns < 1.0:
+            self._over()
+            return
+        told.text = np.concatenate([turn.prompt, turn.answer])
+        calls_tool = told.random.random() < options.tool_share
+        pause_s = told.random.exponential(options.tool_s if calls_tool else options.think_s)
+        self._events.after(pause_s, self._next_turn, told)
+
+    def _next_turn(self, told: Conversation) -> None:
+        if self._is_over:
+            return
+        options = self._options
+        num_new, num_answer = self._length(told, options.prompt_tokens), self._length(told, options.answer_tokens)
+        new, answer = self._texts.exchange(told.random, told.tenant, told.text, num_new, num_answer)
+        if len(told.text) + len(new) + len(answer) > self._most_tokens:
+            self._over()
+            return
+        goes_away = options.cancelled_share and told.random.random() < options.cancelled_share
+        cancel_after = int(told.random.integers(len(answer) + 1)) if goes_away else None
+        prompt = np.concatenate([told.text, new])
+        told.num_turns += 1
+        self._send(Turn(told, told.num_turns, prompt, answer, cancel_after))
+
+    def _over(self) -> None:
+        """A conversation has ended: in a closed loop, its client begins another one."""
+        if self._options.clients is not None:
+            self._events.after(0.0, self._begin)
+
+    def _length(self, told: Conversation, mean: int) -> int:
+        spread = self._options.spread
+        if not spread:
+            return mean
+        return max(1, round(told.random.lognormal(np.log(mean) - spread**2 / 2, spread)))

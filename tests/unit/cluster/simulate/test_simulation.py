@@ -1,0 +1,147 @@
+"""Whole simulated clusters."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli.app import app
+from cluster.config import ClusterConfig
+from cluster.errors import ConfigError
+from cluster.simulate.faults import Fault
+from cluster.simulate.fluid_group import ServiceRates
+from cluster.simulate.forward_time import MeasuredTimes
+from cluster.simulate.gateway import is_right
+from cluster.simulate.group import RoundCounts
+from cluster.simulate.options import SimulationOptions
+from cluster.simulate.scenario import load_scenario
+from cluster.simulate.simulation import Simulation
+from paceline_testing.simulated_chaos import run_chaos
+
+QUIET = {"conversations_per_s": 0.5, "answer_tokens": 20, "prompt_tokens": 20, "system_tokens": 32, "think_s": 1.0}
+
+
+def simulated(config=None, seconds=10.0, traffic=None, faults=(), on_end=lambda call: None, **options):
+    cluster = ClusterConfig.model_validate({"draft": {"model": "none"}, **(config or {})})
+    told = SimulationOptions.model_validate({"seconds": seconds, "traffic": {**QUIET, **(traffic or {})}, **options})
+    return Simulation(cluster, told, faults=faults, on_end=on_end)
+
+
+def test_the_same_seed_gives_the_same_figures():
+    one, again, other = (simulated(seconds=6.0, seed=seed).run().figures for seed in (1, 1, 2))
+    for figures in (one, again, other):
+        del figures["wall_s"]
+    assert one == again
+    assert one != other
+    assert one["requests_answered"] > 0
+
+
+def test_draft_workers_that_are_right_give_more_tokens_a_second():
+    def tokens_per_s(model, **draft):
+        config = {"draft": {"model": model, "gamma": 4}, "speculation": {"drafters": ["draft_model"]}}
+        traffic = {"clients": 2, "turns": 1.0, "answer_tokens": 60, "spread": 0.0}
+        return simulated(config, 6.0, traffic, draft=draft).run().figures["tokens_per_s"]
+
+    right, wrong, none = tokens_per_s("auto", right=0.95), tokens_per_s("auto", right=0.05), tokens_per_s("none")
+    assert right > 1.5 * none
+    assert wrong > 0.85 * none
+
+
+@pytest.mark.parametrize("kind", ["target", "router", "zone", "store", "draft_worker"])
+def test_faults_cost_time_and_no_token(kind):
+    wrong = []
+    simulation = simulated(
+        {"target": {"groups": 2}, "draft": {"workers": 1}},
+        traffic={"conversations_per_s": 1.0},
+        faults=[Fault(2.0, kind, 0, 2.0), Fault(6.0, kind, 1, 1.0)],
+        on_end=lambda call: None if is_right(call) else wrong.append(call.name),
+    )
+    figures = simulation.run().figures
+    assert not wrong
+    assert figures["requests_answered"] > 5
+    assert set(name for name in figures if name.startswith("requests_")) <= {
+        "requests_answered", "requests_open", "requests_per_s"
+    }  # fmt: skip
+    assert (figures["resumed"] > 0) >= (kind == "router")
+
+
+def test_full_queues_refuse_and_clients_come_again():
+    config = {"router": {"max_running": 1, "max_waiting": 1}}
+    figures = simulated(config, traffic={"conversations_per_s": 6.0, "answer_tokens": 60}).run().figures
+    assert figures["refusals"] > 10
+    assert figures["requests_Overloaded"] > 0
+
+
+def test_a_tenant_beyond_its_limit_is_refused_by_the_gateway():
+    figures = simulated(traffic={"conversations_per_s": 6.0, "tenants": 1}, tenant_limits={"max_concurrent": 1}).run()
+    assert figures.figures["refusals"] > 10
+
+
+def test_groups_and_draft_workers_come_with_the_load():
+    config = {
+        "target": {"groups": 1, "max_groups": 3},
+        "router": {"max_running": 2},
+        "autoscaling": {"look_back_s": 2, "upscale_delay_s": 1},
+    }
+    figures = simulated(config, 14.0, {"conversations_per_s": 3.0}, start_s=1.0).run().figures
+    assert figures["groups"] > 1.5
+
+
+def test_prefixes_are_lost_when_conversations_come_to_another_group():
+    def hit_rate(groups):
+        traffic = {"conversations_per_s": 1.0, "system_prompts": 0, "turns": 5.0}
+        return simulated({"target": {"groups": groups}}, 15.0, traffic).run().figures["prefix_hit_rate"]
+
+    assert hit_rate(1) > 1.3 * hit_rate(4)
+
+
+def rates_of(times):
+    """Rounds without drafts."""
+    counts = {count: RoundCounts(1, count, count, count, times.seconds(count, count, 0)) for count in (1, 2, 4, 8, 16)}
+    return ServiceRates(counts, times, None)
+
+
+def test_aggregated_groups_agree_with_exact_ones():
+    def figures(level):
+        config = {"target": {"groups": 2}, "speculation": {"drafters": ["none"]}, "cache": {"url": "none"}}
+        traffic = {"conversations_per_s": 2.0, "answer_tokens": 40, "turns": 2.0, "think_s": 2.0}
+        simulation = simulated(config, 25.0, traffic, level="exact" if level == "exact" else "aggregate")
+        return simulation.run().figures
+
+    exact = figures("exact")
+    times = MeasuredTimes(SimulationOptions().forward)
+    cluster = {"target": {"groups": 2}, "draft": {"model": "none"}}
+    told = SimulationOptions.model_validate(
+        {
+            "seconds": 25.0,
+            "level": "aggregate",
+            "traffic": {**QUIET, "conversations_per_s": 2.0, "answer_tokens": 40, "turns": 2.0, "think_s": 2.0},
+        }
+    )
+    fluid = Simulation(ClusterConfig.model_validate(cluster), told, rates=rates_of(times)).run().figures
+    assert fluid["requests"] == pytest.approx(exact["requests"], rel=0.1)
+    for name in ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "prefix_hit_rate"):
+        assert fluid[name] == pytest.approx(exact[name], rel=0.15), name
+
+
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_chaos(first):
+    for seed in range(first, first + 10):
+        chaos = run_chaos(seed)
+        assert not chaos.problems, f"seed {seed}: {chaos.problems}"
+
+
+def test_the_command_prints_figures(tmp_path):
+    file = tmp_path / "scenario.yaml"
+    file.write_text("seconds: 3\ntraffic: {answer_tokens: 10, prompt_tokens: 10}\n")
+    arguments = ["simulate", "--scenario", str(file), "--set", "draft.model=none", "--format", "json"]
+    result = CliRunner().invoke(app, [*arguments, "--option", "traffic.conversations_per_s=2"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["requests"] > 0
+
+
+def test_a_scenario_names_what_is_wrong_in_it():
+    with pytest.raises(ConfigError, match=r"scenario: traffic\.turns"):
+        load_scenario(None, ["traffic.turns=0"], {})
+    with pytest.raises(ConfigError, match="--option turns"):
+        load_scenario(None, ["turns"], {})
