@@ -122,6 +122,7 @@ class FluidGroup:
         self._tokens = 0.0  # that each decoding sequence has emitted since the start
         self._at = self._events.now
         self._prefill_until: float | None = None  # end of the present round with prompts
+        self._prefill_s = self._prefill_rounds = 0.0  # until then, the rest of a round before it included
         self._shares: list[tuple[_Sequence, int]] = []  # its prompt rows
         self._cached: OrderedDict[Hashable, int] = OrderedDict()  # tokens of prefixes, least recently used first
         self._num_cached = 0
@@ -145,7 +146,7 @@ class FluidGroup:
         self._open[request.request_id] = sequence
         if self._prefill_until is None and self._has_target:
             self._advance()
-            self._plan()
+            self._plan(is_within_round=True)
 
     @staticmethod
     def _as_sequence(sequence: _Sequence) -> Any:
@@ -207,18 +208,19 @@ class FluidGroup:
         if self._num_decoding and now > self._at:
             seconds, tokens, _, _ = self._rates.of(self._num_decoding)
             if self._prefill_until is not None:
-                seconds = self._rates.with_prompts(self._num_decoding, sum(rows for _, rows in self._shares))
+                seconds = self._prefill_s / self._prefill_rounds
             self._tokens += tokens * (now - self._at) / seconds
         self._at = now
 
-    def _plan(self) -> None:
-        """Begin a round with prompts if there are any, and plan the next event."""
+    def _plan(self, is_within_round: bool = False) -> None:
+        """Begin a round with prompts if there are any, and plan the next event. is_within_round: a round that decodes
+        has begun, at half of which we are on average."""
         self._turn += 1
         if not self._has_target:
             return
         now = self._events.now
         if self._prefill_until is None:
-            self._begin_prompts()
+            self._begin_prompts(is_within_round)
         if self._prefill_until is not None:
             self._events.at(self._prefill_until, self._end_prompts, self._turn)
         while self._decoding and self._decoding[0][2].is_over:
@@ -228,7 +230,7 @@ class FluidGroup:
             left = self._decoding[0][0] - self._tokens
             self._events.at(now + max(0.0, left) * seconds / tokens, self._end_first, self._turn)
 
-    def _begin_prompts(self) -> None:
+    def _begin_prompts(self, is_within_round: bool) -> None:
         now, scheduler = self._events.now, self._scheduler
         scheduler.admit(_LOTS)
         running: list[Any] = scheduler.running
@@ -241,9 +243,11 @@ class FluidGroup:
         _, _, _, budget = self._rates.of(self._num_decoding)
         shares = share_prompt_rows([sequence.rows_left for sequence in prompts], budget)
         self._shares = list(zip(prompts, shares, strict=True))
-        # Who comes while others decode waits for the end of their round first.
-        waits_s = self._rates.of(self._num_decoding)[0] / 2
-        self._prefill_until = now + waits_s + self._rates.with_prompts(self._num_decoding, sum(shares))
+        begun = 0.5 if is_within_round else 0.0
+        waits_s = begun * self._rates.of(self._num_decoding)[0]
+        self._prefill_s = waits_s + self._rates.with_prompts(self._num_decoding, sum(shares))
+        self._prefill_rounds = 1.0 + begun
+        self._prefill_until = now + self._prefill_s
 
     def _find_prefix(self, sequence: _Sequence) -> None:
         sequence.keys = self._scripts[sequence.request.sampling.seed].prefixes

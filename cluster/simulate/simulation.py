@@ -19,7 +19,7 @@ from cluster.simulate.options import SimulationOptions
 from cluster.simulate.records import Record, figures_of
 from cluster.simulate.scripts import Scripts
 from cluster.simulate.texts import LengthsOnly, PhraseTexts, Texts
-from cluster.simulate.traffic import Traffic, Turn
+from cluster.simulate.traffic import Traffic, TrafficSource, Turn
 from cluster.tenants.scope import Sharing, scope_of
 
 _SERVER_KEY = b"simulated"
@@ -51,8 +51,9 @@ class Simulation:
         faults: Iterable[Fault] = (),
         inspect: Inspect = lambda item, script: None,
         on_end: Callable[[ClientCall], object] = lambda call: None,
+        make_traffic: Callable[[Events, Callable[[Turn], object]], TrafficSource] | None = None,
     ) -> None:
-        """rates: for level aggregate; None: exact runs measure them first."""
+        """make_traffic: None: by the options. rates: for level aggregate; None: exact runs measure them first."""
         self.events = Events()
         self.scripts = Scripts()
         self.calls: set[ClientCall] = set()
@@ -80,13 +81,12 @@ class Simulation:
             self.cluster.plan(fault)
         self._tenants: dict[int, SimulatedTenant] = {}
         self._num_sent = 0
-        self.traffic = Traffic(
-            self.events,
-            options.traffic,
-            texts,
-            options.seed,
-            most_tokens=self.cluster.max_model_len - 1,
-            send=self._send,
+        self.traffic = (make_traffic or self._traffic_over(texts))(self.events, self._send)
+
+    def _traffic_over(self, texts: Texts) -> Callable[[Events, Callable[[Turn], object]], TrafficSource]:
+        options, most_tokens = self._options, self.cluster.max_model_len - 1
+        return lambda events, send: Traffic(
+            events, options.traffic, texts, options.seed, most_tokens=most_tokens, send=send
         )
 
     def run(self) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class Conversation:
     tenant: int
     random: np.random.Generator = field(repr=False)
     text: np.ndarray = field(repr=False)  # int32: of all turns so far
+    words: np.random.Generator = field(repr=False, default_factory=np.random.default_rng)  # draws texts only
     system: Hashable = None  # names its system prompt
     num_system: int = 0
     num_turns: int = 0
@@ -39,6 +41,12 @@ class Turn:
         """What its prompt shares with others, longest first."""
         told = self.conversation
         return ((("conversation", told.number), len(self.prompt)), (("system", told.system), told.num_system))
+
+
+class TrafficSource(Protocol):
+    """Sends turns while events happen."""
+
+    def ended(self, turn: Turn, is_answered: bool) -> None: ...
 
 
 class Traffic:
@@ -86,7 +94,8 @@ class Traffic:
         self._num_begun += 1
         random = np.random.default_rng((self._seed, 3, number))
         tenant = min(int(np.searchsorted(self._tenants, random.random())), options.tenants - 1)
-        told = Conversation(number, tenant, random, np.empty(0, np.int32))
+        words = np.random.default_rng((self._seed, 4, number))
+        told = Conversation(number, tenant, random, np.empty(0, np.int32), words)
         if options.system_prompts:
             which = int(random.integers(options.system_prompts))
             told.text = self._texts.system(tenant, which, options.system_tokens)
@@ -109,7 +118,7 @@ class Traffic:
             return
         options = self._options
         num_new, num_answer = self._length(told, options.prompt_tokens), self._length(told, options.answer_tokens)
-        new, answer = self._texts.exchange(told.random, told.tenant, told.text, num_new, num_answer)
+        new, answer = self._texts.exchange(told.words, told.tenant, told.text, num_new, num_answer)
         if len(told.text) + len(new) + len(answer) > self._most_tokens:
             self._over()
             return

@@ -59,7 +59,7 @@ def test_faults_cost_time_and_no_token(kind):
     figures = simulation.run().figures
     assert not wrong
     assert figures["requests_answered"] > 5
-    assert set(name for name in figures if name.startswith("requests_")) <= {
+    assert {name for name in figures if name.startswith("requests_")} <= {
         "requests_answered", "requests_open", "requests_per_s"
     }  # fmt: skip
     assert (figures["resumed"] > 0) >= (kind == "router")

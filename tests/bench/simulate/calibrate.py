@@ -1,0 +1,191 @@
+"""Runs the laptop's cluster for real and simulated, and prints both and their differences.
+
+    python -m tests.bench.simulate.calibrate build/simulate/answers.npz [--concurrency 1 4 16 64] [--json FILE]
+
+The answers come from `record_answers`. A real cluster is started, its constants are measured (`constants.py`), then
+`paceline bench serve` sends the recorded prompts with 1, 4, 16 and 64 requests at a time, each prompt once. The
+simulation has these constants, the same prompts in the same order and the recorded answers, on which the real drafters
+draft. There is no draft model, and rounds are not sent ahead, in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.cli.bench.options import ServeOptions
+from cluster.cli.bench.prompts import BenchPrompt
+from cluster.cli.bench.serve import run_serve
+from cluster.cli.table import plain_table
+from cluster.config import ClusterConfig, load_config
+from cluster.simulate.events import Events
+from cluster.simulate.options import Objectives, SimulationOptions
+from cluster.simulate.records import figures_of
+from cluster.simulate.simulation import Simulation
+from cluster.simulate.texts import RecordedTexts
+from cluster.simulate.traffic import Conversation, Turn
+from tests.bench.simulate.constants import Measured, measure
+from tests.bench.simulate.real_cluster import RoundMeter, serving
+
+CONFIG = Path("configs/laptop.yaml")
+SETTINGS = ["draft.model=none", "router.send_ahead=off"]
+SHARES = {1: 0.08, 4: 0.16, 16: 0.30, 64: 0.46}  # of the prompts, by requests at a time
+NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+
+Figures = dict[str, float]
+Phase = tuple[int, list[int]]  # requests at a time, and which prompts
+
+
+def phases_of(count: int, concurrency: Sequence[int]) -> list[Phase]:
+    """Each prompt once, in order."""
+    found, first = [], 0
+    for number in concurrency:
+        last = min(count, first + max(number, round(SHARES[number] * count)))
+        found.append((number, list(range(first, last))))
+        first = last
+    return found
+
+
+def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> dict[int, Figures]:
+    found = {}
+    for concurrency, numbers in phases:
+        prompts = [BenchPrompt(str(n), "", token_ids=tuple(texts.prompts[n].tolist())) for n in numbers]
+        options = ServeOptions(
+            url=url, num_prompts=len(prompts), max_concurrency=concurrency, max_tokens=len(texts.answers[numbers[0]]),
+            ignore_eos=True, num_warmups=0,
+        )  # fmt: skip
+        meter = RoundMeter(url)
+        summary = run_serve(prompts, options).summaries["on"]
+        read = meter.read()
+        found[concurrency] = {
+            "tokens_per_s": summary["output_throughput"],
+            "ttft_p50_ms": summary["median_ttft_ms"],
+            "ttft_p99_ms": summary["p99_ttft_ms"],
+            "tpot_p50_ms": summary["median_tpot_ms"],
+            "tpot_p99_ms": summary["p99_tpot_ms"],
+            "tokens_per_round": summary["spec_decode_tokens_per_round"],
+            "rows_per_round": read["rows"] / read["rounds"],
+            "round_ms": read["target_s"] / read["rounds"] * 1e3,
+            "router_ms": read["router_s"] / read["rounds"] * 1e3,
+        }
+        print(f"real, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
+    return found
+
+
+class PhasedLoad:
+    """Traffic of one phase after the other, each drained before the next, as the real load is."""
+
+    def __init__(
+        self, events: Events, texts: RecordedTexts, phases: Sequence[Phase], send: Callable[[Turn], object]
+    ) -> None:
+        self.began: list[float] = []  # of each phase, and at last the end
+        self._events, self._texts, self._send = events, texts, send
+        self._phases = deque(phases)
+        self._left: deque[int] = deque()
+        self._num_open = 0
+        events.after(0.0, self._next_phase)
+
+    def _next_phase(self) -> None:
+        self.began.append(self._events.now)
+        if self._phases:
+            concurrency, numbers = self._phases.popleft()
+            self._left.extend(numbers)
+            for _ in range(concurrency):
+                self._next()
+
+    def _next(self) -> None:
+        if self._left:
+            number = self._left.popleft()
+            self._num_open += 1
+            told = Conversation(number, 0, np.random.default_rng(number), self._texts.prompts[number])
+            self._send(Turn(told, 1, self._texts.prompts[number], self._texts.answers[number], None))
+        elif not self._num_open:
+            self._next_phase()
+
+    def ended(self, turn: Turn, is_answered: bool) -> None:
+        assert is_answered
+        self._num_open -= 1
+        self._events.after(0.0, self._next)
+
+
+def run_simulated(
+    config: ClusterConfig, texts: RecordedTexts, phases: Sequence[Phase], measured: Measured
+) -> dict[int, Figures]:
+    options = SimulationOptions(seconds=86_400.0, costs=measured.costs, forward=measured.forward)
+    loads: list[PhasedLoad] = []
+
+    def make_load(events: Events, send: Callable[[Turn], object]) -> PhasedLoad:
+        loads.append(PhasedLoad(events, texts, phases, send))
+        return loads[0]
+
+    simulation = Simulation(config, options, texts=texts, make_traffic=make_load)
+    load, found = loads[0], {}
+    while len(load.began) <= len(phases):
+        simulation.events.run(simulation.events.now + 1.0)
+    groups = list(simulation.cluster.groups.values())
+    for index, (concurrency, _) in enumerate(phases):
+        began, ended = load.began[index], load.began[index + 1]
+        records = [record for record in simulation.records if began <= record.arrived < ended]
+        found[concurrency] = figures_of(records, ended - began, Objectives())
+        print(f"simulated, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
+    assert len(groups) == 1
+    return found
+
+
+def _shown(figures: Figures) -> str:
+    return ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
+
+
+def differences(real: dict[int, Figures], simulated: dict[int, Figures]) -> str:
+    rows = []
+    for concurrency, figures in real.items():
+        for name in NAMES:
+            ours, told = simulated[concurrency][name], figures[name]
+            rows.append((f"{concurrency} {name}", f"{told:.1f}", f"{ours:.1f}", f"{ours / told - 1.0:+.1%}"))
+    return plain_table("Real and simulated", ("requests, figure", "real", "simulated", "difference"), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("answers", type=Path)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=list(SHARES), choices=list(SHARES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--from-json", type=Path, help="real figures and constants of an earlier run: only simulate")
+    arguments = parser.parse_args()
+    texts = RecordedTexts(arguments.answers)
+    texts.vocab_size = 49_152  # the model's
+    phases = phases_of(len(texts.prompts), arguments.concurrency)
+    data: dict[str, Any]
+    if arguments.from_json is not None:
+        data = json.loads(arguments.from_json.read_text())
+        real = {int(concurrency): figures for concurrency, figures in data["real"].items()}
+        measured = Measured.from_json(data["constants"])
+    else:
+        load_before = os.getloadavg()
+        with serving(CONFIG, SETTINGS, Path("build/simulate/serve.log")) as url:
+            measured = measure(url)
+            print(measured.as_json(), flush=True)
+            real = run_real(url, texts, phases)
+        data = {
+            "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
+            "load_average": {"before": load_before, "after": os.getloadavg()},
+            "constants": measured.as_json(),
+            "real": real,
+        }
+    config = load_config(CONFIG, SETTINGS)
+    simulated = run_simulated(config, texts, phases, measured)
+    print(differences(real, simulated))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({**data, "simulated": simulated}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
