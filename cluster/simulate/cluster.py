@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from actors.drafters.registry import create_drafters, expand_drafters
 from actors.messages import VerifyItem
 from actors.pool_names import FIRST_POOL
-from actors.workers.autoscaling import DraftPolicy, TargetPolicy
-from actors.workers.demand import combined_drafts, combined_targets
 from cluster.config import ClusterConfig
 from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
+from cluster.simulate.cluster_scaling import ClusterScaling
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
+from cluster.simulate.exact_group import ExactGroup
 from cluster.simulate.faults import Fault
-from cluster.simulate.fluid_group import FluidGroup, ServiceRates
+from cluster.simulate.fluid_group import FluidGroup
 from cluster.simulate.forward_time import ForwardTimes
 from cluster.simulate.gateway import Gateway
-from cluster.simulate.group import ExactGroup, Group
 from cluster.simulate.options import SimulationOptions
+from cluster.simulate.rounds import Group
 from cluster.simulate.router_choice import Readiness, RouterChoice
-from cluster.simulate.scaling import Autoscaler
 from cluster.simulate.scripts import Script, Scripts
+from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.shared_log import RouterCache, SharedLog
 from cluster.simulate.target import ScriptedTarget
 from cluster.tenants.limiter import TenantLimiter
@@ -61,13 +61,20 @@ class SimulatedCluster:
         self._rates = rates
         self._inspect = inspect
         self._num_started = self._num_cores = 0
-        self._drafted_s: dict[str, float] = {}  # by worker, when it was last looked at
         for _ in range(config.draft.workers if rates is None and config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):
             self._start_group()
         self.gateways = [self._gateway(number) for number in range(config.gateway.replicas)]
-        self._autoscale()
+        self._scaling = ClusterScaling(
+            events,
+            config,
+            self.groups,
+            self.draft_pool,
+            start_s=options.start_s,
+            start_group=self._start_group,
+            stop_group=self._stop_group,
+        )
         events.every(1.0, self._sample)
 
     # Gateways
@@ -163,85 +170,9 @@ class SimulatedCluster:
             if isinstance(group, ExactGroup):
                 group.set_draft_workers()
 
-    # Autoscaling
-
-    def _autoscale(self) -> None:
-        scaling, target, draft = self._config.autoscaling, self._config.target, self._config.draft
-        delays = {"upscale_delay_s": scaling.upscale_delay_s, "downscale_delay_s": scaling.downscale_delay_s}
-        if target.most_groups > target.groups:
-            groups = TargetPolicy(
-                fewest=target.groups,
-                most=target.most_groups,
-                queue_s=scaling.target_queue_s,
-                used_share=scaling.target_used_share,
-                **delays,
-            )
-            self._groups = Autoscaler(
-                self.events,
-                groups,
-                look_back_s=scaling.look_back_s,
-                current=lambda: len(self.groups),
-                signals=self._target_signals,
-                resize=self._resize_groups,
-            )
-        if self.draft_pool.workers and draft.most_workers > draft.workers:
-            workers = DraftPolicy(
-                fewest=draft.workers,
-                most=draft.most_workers,
-                busy_share=scaling.draft_busy_share,
-                late_share=scaling.draft_late_share,
-                min_gain=scaling.draft_min_gain,
-                **delays,
-            )
-            self._workers = Autoscaler(
-                self.events,
-                workers,
-                look_back_s=scaling.look_back_s,
-                current=lambda: len(self.draft_pool.workers),
-                signals=self._draft_signals,
-                resize=self._resize_workers,
-            )
-
-    def _target_signals(self) -> Mapping[str, float]:
-        told = [demand for group in self.groups.values() if (demand := group.target_demand()) is not None]
-        demand = combined_targets(told)
-        return {"queue_s": demand.queue_s, "used_share": demand.used_share}
-
-    def _draft_signals(self) -> Mapping[str, float] | None:
-        workers = self.draft_pool.workers
-        if not workers:
-            return None
-        demand = combined_drafts(group.draft_demand() for group in self.groups.values())
-        before, self._drafted_s = self._drafted_s, {name: worker.server.busy_s for name, worker in workers.items()}
-        shares = [min(1.0, busy_s - before.get(name, busy_s)) for name, busy_s in self._drafted_s.items()]
-        return {
-            "busy_share": sum(shares) / len(shares),
-            "late_share": demand.late_share,
-            "gain": demand.gain,
-            "loss": demand.loss,
-        }
-
-    def _resize_groups(self, wanted: int) -> None:
-        for _ in range(wanted - len(self.groups)):
-            self.events.after(self._options.start_s, self._start_wanted_group)
-        for group in list(self.groups.values())[wanted:]:
-            group.drain()
-            del self.groups[group.name]
-            self.readiness.groups.pop(group.name)
-
-    def _start_wanted_group(self) -> None:
-        if len(self.groups) < self._groups.target:
-            self._start_group()
-
-    def _resize_workers(self, wanted: int) -> None:
-        for _ in range(wanted - len(self.draft_pool.workers)):
-            self.events.after(self._options.start_s, self._start_wanted_worker)
-        for _ in range(len(self.draft_pool.workers) - wanted):
-            self.draft_pool.stop_youngest()
-
-    def _start_wanted_worker(self) -> None:
-        if len(self.draft_pool.workers) < self._workers.target:
-            self.draft_pool.start()
+    def _stop_group(self, group: Group) -> None:
+        group.drain()
+        del self.groups[group.name], self.readiness.groups[group.name]
 
     def _sample(self) -> None:
         share = 1.0 / self.events.now  # a second of all that have passed

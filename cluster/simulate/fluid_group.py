@@ -7,62 +7,24 @@ Rounds with prompts are single events; rounds that only decode are not.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from actors.errors import RouterLost
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.config import RouterConfig
-from cluster.router.prefill_budget import prefill_rows
 from cluster.router.round import RequestFailed
 from cluster.router.scheduler import Scheduler, share_prompt_rows
-from cluster.router.step_time import StepTimeCurve
 from cluster.simulate.events import Events
-from cluster.simulate.forward_time import ForwardTimes, profile_of
-from cluster.simulate.group import Deliver, Group, RoundCounts
-from cluster.simulate.scripts import Scripts
+from cluster.simulate.prefix_memory import PrefixMemory
+from cluster.simulate.rounds import Deliver, Group
+from cluster.simulate.scripts import Prefixes, Scripts
+from cluster.simulate.service_rates import ServiceRates
 
 _BLOCK = 16  # tokens of a KV block
 _LOTS = 1 << 40
-
-
-class ServiceRates:
-    """Rounds that only decode, by their number of sequences, and what prompts add to them."""
-
-    def __init__(self, by_running: Mapping[int, RoundCounts], times: ForwardTimes, most_prefill: int | None) -> None:
-        """by_running: of exact groups. most_prefill: router.max_prefill_rows."""
-        known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
-        self._counts = [count for count, _ in known]
-        self._round_s = [seen.seconds / seen.rounds for _, seen in known]
-        self._tokens = [seen.tokens / seen.sequences for _, seen in known]
-        self._rows = [seen.rows / seen.rounds for _, seen in known]
-        self._times = times
-        self._curve = StepTimeCurve(profile_of(times))
-        self._most_prefill = most_prefill
-        self._table: dict[int, tuple[float, float, float, int]] = {}
-
-    def of(self, running: int) -> tuple[float, float, float, int]:
-        """Seconds, tokens of each sequence, and rows of a round; prompt rows that go beside them."""
-        found = self._table.get(running)
-        if found is None:
-            budget = prefill_rows(self._curve, running, self._most_prefill)
-            seconds, tokens, rows = 0.0, 1.0, 0.0
-            if running:
-                columns = (self._round_s, self._tokens, self._rows)
-                seconds, tokens, rows = (float(np.interp(running, self._counts, column)) for column in columns)
-            found = self._table[running] = seconds, tokens, rows, budget
-        return found
-
-    def with_prompts(self, running: int, rows: int) -> float:
-        """Seconds of a round with so many prompt rows beside `running` sequences that decode."""
-        seconds, _, own_rows, _ = self.of(running)
-        alone = self._times.seconds(round(own_rows), running, 0) if running else 0.0
-        return seconds + self._times.seconds(round(own_rows) + rows, running + 1, 0) - alone
 
 
 @dataclass(slots=True)
@@ -83,9 +45,8 @@ class _Sequence:
     num_tokens: int
     rows_left: int = -1  # of its prompt; -1: it has not begun
     num_cached: int = 0
-    began: float = 0.0  # the group's tokens when it began to decode
     is_over: bool = False
-    keys: tuple[tuple[Hashable, int], ...] = field(default=())
+    keys: Prefixes = ()
 
 
 class FluidGroup:
@@ -124,8 +85,7 @@ class FluidGroup:
         self._prefill_until: float | None = None  # end of the present round with prompts
         self._prefill_s = self._prefill_rounds = 0.0  # until then, the rest of a round before it included
         self._shares: list[tuple[_Sequence, int]] = []  # its prompt rows
-        self._cached: OrderedDict[Hashable, int] = OrderedDict()  # tokens of prefixes, least recently used first
-        self._num_cached = 0
+        self._prefixes = PrefixMemory(self._kv_tokens)
 
     @property
     def is_ready(self) -> bool:
@@ -178,8 +138,7 @@ class FluidGroup:
 
     def bring_target(self) -> None:
         self._has_target = True
-        self._cached.clear()
-        self._num_cached = 0
+        self._prefixes = PrefixMemory(self._kv_tokens)
         self._at = self._events.now
         self._plan()
         self._on_change(self)
@@ -251,11 +210,7 @@ class FluidGroup:
 
     def _find_prefix(self, sequence: _Sequence) -> None:
         sequence.keys = self._scripts[sequence.request.sampling.seed].prefixes
-        found = 0
-        for key, count in sequence.keys:
-            if key in self._cached:
-                self._cached.move_to_end(key)
-                found = max(found, min(self._cached[key], count, sequence.num_tokens - 1))
+        found = self._prefixes.find(sequence.keys, sequence.num_tokens - 1)
         sequence.num_cached = found // _BLOCK * _BLOCK
         sequence.rows_left = sequence.num_tokens - sequence.num_cached
         sequence.progress.started_at = self._events.now
@@ -273,14 +228,14 @@ class FluidGroup:
         self._plan()
 
     def _begin_decoding(self, sequence: _Sequence) -> None:
-        self._remember(sequence.keys, sequence.num_tokens)
+        self._prefixes.add(sequence.keys, sequence.num_tokens)
         if sequence.request.max_new_tokens == 1:
             self._finish(sequence, 1)
             return
         self._send(sequence, 1, is_last=False)
-        sequence.began = self._tokens
         self._num_decoding += 1
-        end = self._tokens + sequence.request.max_new_tokens - 1
+        speed = self._rates.speed(sequence.request.sampling.seed)
+        end = self._tokens + (sequence.request.max_new_tokens - 1) / speed
         heapq.heappush(self._decoding, (end, sequence.arrival, sequence))
 
     def _end_first(self, turn: int) -> None:
@@ -300,7 +255,7 @@ class FluidGroup:
 
     def _finish(self, sequence: _Sequence, num_tokens: int) -> None:
         length = sequence.num_tokens + sequence.request.max_new_tokens
-        self._remember(sequence.keys[:1], length)
+        self._prefixes.add(sequence.keys[:1], length)
         self._leave(sequence)
         self._send(sequence, num_tokens, is_last=True)
 
@@ -317,7 +272,8 @@ class FluidGroup:
         first = done if num_tokens == 1 and not is_last else len(answer) - num_tokens
         stats = None
         if is_last:
-            rounds = 1 + round(num_tokens / self._rates.of(max(1, self._num_decoding))[1])
+            speed = self._rates.speed(sequence.request.sampling.seed)
+            rounds = 1 + round(num_tokens / speed / self._rates.of(max(1, self._num_decoding))[1])
             stats = SpeculationStats(rounds=rounds)
         sequence.deliver(
             TokenChunk(
@@ -329,14 +285,3 @@ class FluidGroup:
                 stats=stats,
             )
         )
-
-    def _remember(self, keys: tuple[tuple[Hashable, int], ...], length: int) -> None:
-        """The KV of prefixes stays until the room is needed."""
-        for place, (key, count) in enumerate(keys):
-            if place:
-                length = count
-            self._num_cached += length - self._cached.get(key, 0)
-            self._cached[key] = length
-            self._cached.move_to_end(key)
-        while self._num_cached > self._kv_tokens and self._cached:
-            self._num_cached -= self._cached.popitem(last=False)[1]

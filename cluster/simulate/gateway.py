@@ -13,9 +13,9 @@ from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from cluster.gateway.resume import UnbrokenStream
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.simulate.events import Events, Server
-from cluster.simulate.group import Group
 from cluster.simulate.options import CostOptions
 from cluster.simulate.records import Record
+from cluster.simulate.rounds import Group
 from cluster.simulate.router_choice import RouterChoice
 from cluster.simulate.scripts import Script, Scripts
 from cluster.simulate.traffic import Turn

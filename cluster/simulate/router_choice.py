@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cluster.router.deployment import MAX_ONGOING_REQUESTS
 from cluster.router.replica_choice import ready_first
-from cluster.simulate.group import Group
+from cluster.simulate.rounds import Group
 
 _REMEMBERED_S = 10.0  # RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S
 

@@ -10,14 +10,16 @@ import numpy as np
 
 NO_TOKEN = 0
 
+Prefixes = tuple[tuple[Hashable, int], ...]  # what a prompt begins with that others share, longest first: key, tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer. prefixes: what the prompt begins with that other prompts share, as (key, tokens of it)."""
+    """One answer."""
 
     answer: np.ndarray  # int32
     tenant: int
-    prefixes: tuple[tuple[Hashable, int], ...] = ()
+    prefixes: Prefixes = ()
 
     def token(self, position: int) -> int:
         """The answer's token; beyond its end, where nothing is emitted any more, any token."""

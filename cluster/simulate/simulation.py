@@ -10,14 +10,15 @@ from typing import Any
 from cluster.config import ClusterConfig
 from cluster.simulate.cluster import Inspect, SimulatedCluster
 from cluster.simulate.events import Events
+from cluster.simulate.exact_group import ExactGroup
 from cluster.simulate.faults import Fault
-from cluster.simulate.fluid_group import ServiceRates
 from cluster.simulate.forward_time import ForwardTimes, MeasuredTimes
 from cluster.simulate.gateway import ClientCall, SimulatedTenant
-from cluster.simulate.group import ExactGroup, RoundCounts
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.records import Record, figures_of
+from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scripts import Scripts
+from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.texts import LengthsOnly, PhraseTexts, Texts
 from cluster.simulate.traffic import Traffic, TrafficSource, Turn
 from cluster.tenants.scope import Sharing, scope_of
@@ -151,10 +152,13 @@ def measured_rates(
 ) -> ServiceRates:
     """Rates of rounds from exact runs of one group, with 1, 2, 4 ... requests of the same traffic under way."""
     by_running: dict[int, RoundCounts] = {}
+    speeds: list[float] = []
     one_group = config.model_copy(update={"target": config.target.model_copy(update={"groups": 1, "max_groups": None})})
     for clients in (count for count in _RATE_COUNTS if count <= config.router.max_running):
         traffic = options.traffic.model_copy(update={"clients": clients, "think_s": 0.0, "tool_s": 0.0})
         closed = options.model_copy(update={"level": "exact", "seconds": seconds, "traffic": traffic})
-        for count, seen in Simulation(one_group, closed, texts=texts, times=times).run().by_running.items():
+        report = Simulation(one_group, closed, texts=texts, times=times).run()
+        for count, seen in report.by_running.items():
             by_running.setdefault(count, RoundCounts()).add(seen)
-    return ServiceRates(by_running, times, config.router.max_prefill_rows)
+        speeds += [record.num_tokens / record.rounds for record in report.records if record.rounds > 1]
+    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,))

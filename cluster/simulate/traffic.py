@@ -11,6 +11,7 @@ import numpy as np
 from cluster.simulate.arrivals import arrival_times
 from cluster.simulate.events import Events
 from cluster.simulate.options import TrafficOptions
+from cluster.simulate.scripts import Prefixes
 from cluster.simulate.texts import Texts
 
 
@@ -37,8 +38,7 @@ class Turn:
     cancel_after: int | None  # tokens after which its client goes away
 
     @property
-    def prefixes(self) -> tuple[tuple[Hashable, int], ...]:
-        """What its prompt shares with others, longest first."""
+    def prefixes(self) -> Prefixes:
         told = self.conversation
         return ((("conversation", told.number), len(self.prompt)), (("system", told.system), told.num_system))
 

@@ -36,7 +36,7 @@ from tests.bench.simulate.constants import Measured, measure
 from tests.bench.simulate.real_cluster import RoundMeter, serving
 
 CONFIG = Path("configs/laptop.yaml")
-SETTINGS = ["draft.model=none", "router.send_ahead=off"]
+SETTINGS = ["draft.model=none", "router.send_ahead='off'"]
 SHARES = {1: 0.08, 4: 0.16, 16: 0.30, 64: 0.46}  # of the prompts, by requests at a time
 NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 

@@ -9,12 +9,12 @@ from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.simulate.faults import Fault
-from cluster.simulate.fluid_group import ServiceRates
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.gateway import is_right
-from cluster.simulate.group import RoundCounts
 from cluster.simulate.options import SimulationOptions
+from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scenario import load_scenario
+from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.simulation import Simulation
 from paceline_testing.simulated_chaos import run_chaos
 

@@ -1,0 +1,58 @@
+"""How fast exact groups have been: what aggregated ones go by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cluster.router.prefill_budget import prefill_rows
+from cluster.router.step_time import StepTimeCurve
+from cluster.simulate.forward_time import ForwardTimes, profile_of
+from cluster.simulate.rounds import RoundCounts
+
+
+class ServiceRates:
+    """Rounds that only decode, by their number of sequences, and what prompts add to them."""
+
+    def __init__(
+        self,
+        by_running: Mapping[int, RoundCounts],
+        times: ForwardTimes,
+        most_prefill: int | None,
+        tokens_per_round: Sequence[float] = (1.0,),
+    ) -> None:
+        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests."""
+        speeds = np.asarray(tokens_per_round, np.float64)
+        self._speeds = speeds * (1.0 / speeds).mean()  # to the mean one, so that rounds a token stay the same
+        known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
+        self._counts = [count for count, _ in known]
+        self._round_s = [seen.seconds / seen.rounds for _, seen in known]
+        self._tokens = [seen.tokens / seen.sequences for _, seen in known]
+        self._rows = [seen.rows / seen.rounds for _, seen in known]
+        self._times = times
+        self._curve = StepTimeCurve(profile_of(times))
+        self._most_prefill = most_prefill
+        self._table: dict[int, tuple[float, float, float, int]] = {}
+
+    def of(self, running: int) -> tuple[float, float, float, int]:
+        """Seconds, tokens of each sequence, and rows of a round; prompt rows that go beside them."""
+        found = self._table.get(running)
+        if found is None:
+            budget = prefill_rows(self._curve, running, self._most_prefill)
+            seconds, tokens, rows = 0.0, 1.0, 0.0
+            if running:
+                columns = (self._round_s, self._tokens, self._rows)
+                seconds, tokens, rows = (float(np.interp(running, self._counts, column)) for column in columns)
+            found = self._table[running] = seconds, tokens, rows, budget
+        return found
+
+    def speed(self, seed: int) -> float:
+        """How many times as many tokens a round as others a request has."""
+        return float(self._speeds[(seed * 2_654_435_761 >> 16) % len(self._speeds)])
+
+    def with_prompts(self, running: int, rows: int) -> float:
+        """Seconds of a round with so many prompt rows beside `running` sequences that decode."""
+        seconds, _, own_rows, _ = self.of(running)
+        alone = self._times.seconds(round(own_rows), running, 0) if running else 0.0
+        return seconds + self._times.seconds(round(own_rows) + rows, running + 1, 0) - alone
