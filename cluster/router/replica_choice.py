@@ -17,4 +17,6 @@ def ready_first(
     taken, among equally short queues the first. sample: as `random.sample`."""
     mixed = sample(candidates, len(candidates))
     ready = [replica for replica in mixed if is_ready(replica)]
+    if len(ready) == len(mixed):
+        return [ready, []]
     return [ready, [replica for replica in mixed if not is_ready(replica)]]

@@ -105,8 +105,9 @@ class SimulatedCluster:
             )
         else:
             group = self._exact_group(name, zone)
-        self.groups[name] = self.readiness.groups[name] = group
-        self.readiness.ready.add(name)
+        self.groups[name] = group
+        self.readiness.groups.append(group)
+        self.readiness.ready.add(group)
 
     def _exact_group(self, name: str, zone: int) -> ExactGroup:
         target, options = self._config.target, self._options
@@ -161,9 +162,9 @@ class SimulatedCluster:
 
     def _note_readiness(self, group: Group, is_ready: bool) -> None:
         if is_ready and group.name in self.groups:
-            self.readiness.ready.add(group.name)
+            self.readiness.ready.add(group)
         else:
-            self.readiness.ready.discard(group.name)
+            self.readiness.ready.discard(group)
 
     def _draft_workers_changed(self) -> None:
         for group in self.groups.values():
@@ -172,7 +173,8 @@ class SimulatedCluster:
 
     def _stop_group(self, group: Group) -> None:
         group.drain()
-        del self.groups[group.name], self.readiness.groups[group.name]
+        del self.groups[group.name]
+        self.readiness.groups.remove(group)
 
     def _sample(self) -> None:
         share = 1.0 / self.events.now  # a second of all that have passed

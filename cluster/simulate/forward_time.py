@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import lru_cache
 from typing import Protocol
 
@@ -14,6 +15,8 @@ _PROFILE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class ForwardTimes(Protocol):
+    row_steps: tuple[int, ...]  # row counts that forwards are padded to
+
     def seconds(self, rows: int, sequences: int, context: int) -> float:
         """A forward of `rows` rows of `sequences` with `context` cached tokens, all together."""
         ...
@@ -25,6 +28,7 @@ class MeasuredTimes:
     def __init__(self, options: ForwardOptions) -> None:
         self._rows, self._seconds = (np.array(column, np.float64) for column in zip(*options.row_times, strict=True))
         self._context_token_s = options.context_token_s
+        self.row_steps = options.row_steps
         self._of_rows = lru_cache(4096)(self._interpolated)
 
     def seconds(self, rows: int, sequences: int, context: int) -> float:
@@ -32,6 +36,8 @@ class MeasuredTimes:
 
     def _interpolated(self, rows: int) -> float:
         known, seconds = self._rows, self._seconds
+        if (step := bisect_left(self.row_steps, rows)) < len(self.row_steps):
+            rows = self.row_steps[step]
         if rows <= known[-1] or len(known) == 1:
             return float(np.interp(rows, known, seconds))
         slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
@@ -40,6 +46,8 @@ class MeasuredTimes:
 
 class RooflineTimes:
     """The estimate of `paceline size` for a model on GPUs."""
+
+    row_steps = ()
 
     def __init__(self, model: PlacedModel) -> None:
         self._model = model

@@ -171,7 +171,7 @@ class ClientCall:
         self._gateway.limiter_of(self.record.tenant).spend(len(chunk.token_ids))
         self._show(chunk)
         if chunk.finish_reason is not None:
-            self._gateway.choice.ended(self._group)
+            self._gateway.choice.ended(self._group, self._events.now)
 
     def _show(self, chunk: TokenChunk) -> None:
         """The client sees a chunk, a hop later than now."""
@@ -185,7 +185,7 @@ class ClientCall:
         elif self.turn.cancel_after is not None and len(self.received) > self.turn.cancel_after:
             if self._group is not None:
                 self._group.cancel(self._asked)
-                self._gateway.choice.ended(self._group)
+                self._gateway.choice.ended(self._group, self._events.now)
             self._end("cancelled", now)
 
     def _lost(self, asked: str, error: PacelineError) -> None:
@@ -194,7 +194,7 @@ class ClientCall:
             return
         assert self._stream is not None
         if self._group is not None:
-            self._gateway.choice.ended(self._group)
+            self._gateway.choice.ended(self._group, self._events.now)
         try:
             if not isinstance(error, Unavailable | Overloaded):
                 raise error

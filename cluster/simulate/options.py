@@ -48,6 +48,8 @@ class ForwardOptions(Options):
         (256, 0.140),
     )
     """(rows, seconds), ascending."""
+    row_steps: tuple[int, ...] = ()
+    """Row counts that forwards are padded to, ascending; beyond the last there is no padding."""
     context_token_s: _Seconds = 0.0
     """Seconds more for each cached token of all sequences of a round."""
 

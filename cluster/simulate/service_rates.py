@@ -31,7 +31,7 @@ class ServiceRates:
         self._tokens = [seen.tokens / seen.sequences for _, seen in known]
         self._rows = [seen.rows / seen.rounds for _, seen in known]
         self._times = times
-        self._curve = StepTimeCurve(profile_of(times))
+        self._curve = StepTimeCurve(profile_of(times), times.row_steps)
         self._most_prefill = most_prefill
         self._table: dict[int, tuple[float, float, float, int]] = {}
 

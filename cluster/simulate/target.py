@@ -74,6 +74,7 @@ class ScriptedTarget:
             block_size=self._pool.block_size,
             total_blocks=self._pool.num_blocks,
             step_times=profile_of(self._times),
+            row_steps=list(self._times.row_steps),
         )
 
     @property

@@ -24,9 +24,10 @@ class Texts(Protocol):
         ...
 
     def exchange(
-        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+        self, turn: tuple[int, int], tenant: int, before: np.ndarray, num_new: int, num_answer: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What a turn adds to the text before it, and its answer: int32."""
+        """What a turn adds to the text before it, and its answer: int32. turn: numbers of conversation and turn; the
+        same one has the same text."""
         ...
 
 
@@ -51,8 +52,9 @@ class PhraseTexts:
         return self._text(random, tenant, count, _EMPTY)
 
     def exchange(
-        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+        self, turn: tuple[int, int], tenant: int, before: np.ndarray, num_new: int, num_answer: int
     ) -> tuple[np.ndarray, np.ndarray]:
+        random = np.random.default_rng((self._seed, 2, *turn))
         new = self._text(random, tenant, num_new, _EMPTY)
         return new, self._text(random, tenant, num_answer, np.concatenate([before[-512:], new]))
 
@@ -113,9 +115,9 @@ class RecordedTexts:
         return np.resize(prompt, count).astype(np.int32)
 
     def exchange(
-        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+        self, turn: tuple[int, int], tenant: int, before: np.ndarray, num_new: int, num_answer: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        number = int(random.integers(len(self.prompts)))
+        number = int(np.random.default_rng(turn).integers(len(self.prompts)))
         return self.prompts[number], self.answers[number]
 
 
@@ -132,6 +134,6 @@ class LengthsOnly:
         return self._zeros[:count]
 
     def exchange(
-        self, random: np.random.Generator, tenant: int, before: np.ndarray, num_new: int, num_answer: int
+        self, turn: tuple[int, int], tenant: int, before: np.ndarray, num_new: int, num_answer: int
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._zeros[:num_new], self._zeros[:num_answer]

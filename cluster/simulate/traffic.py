@@ -21,7 +21,6 @@ class Conversation:
     tenant: int
     random: np.random.Generator = field(repr=False)
     text: np.ndarray = field(repr=False)  # int32: of all turns so far
-    words: np.random.Generator = field(repr=False, default_factory=np.random.default_rng)  # draws texts only
     system: Hashable = None  # names its system prompt
     num_system: int = 0
     num_turns: int = 0
@@ -94,8 +93,7 @@ class Traffic:
         self._num_begun += 1
         random = np.random.default_rng((self._seed, 3, number))
         tenant = min(int(np.searchsorted(self._tenants, random.random())), options.tenants - 1)
-        words = np.random.default_rng((self._seed, 4, number))
-        told = Conversation(number, tenant, random, np.empty(0, np.int32), words)
+        told = Conversation(number, tenant, random, np.empty(0, np.int32))
         if options.system_prompts:
             which = int(random.integers(options.system_prompts))
             told.text = self._texts.system(tenant, which, options.system_tokens)
@@ -118,7 +116,8 @@ class Traffic:
             return
         options = self._options
         num_new, num_answer = self._length(told, options.prompt_tokens), self._length(told, options.answer_tokens)
-        new, answer = self._texts.exchange(told.words, told.tenant, told.text, num_new, num_answer)
+        turn = (told.number, told.num_turns)
+        new, answer = self._texts.exchange(turn, told.tenant, told.text, num_new, num_answer)
         if len(told.text) + len(new) + len(answer) > self._most_tokens:
             self._over()
             return

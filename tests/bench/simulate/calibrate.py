@@ -6,6 +6,9 @@ The answers come from `record_answers`. A real cluster is started, its constants
 `paceline bench serve` sends the recorded prompts with 1, 4, 16 and 64 requests at a time, each prompt once. The
 simulation has these constants, the same prompts in the same order and the recorded answers, on which the real drafters
 draft. There is no draft model, and rounds are not sent ahead, in both.
+
+On a machine that others load, forwards take longer at one time than at another. A second table tells what is left when
+each phase's forwards are simulated at the pace that the real ones had: then the model is compared, and not the machine.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import json
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +31,8 @@ from cluster.cli.bench.serve import run_serve
 from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig, load_config
 from cluster.simulate.events import Events
-from cluster.simulate.options import Objectives, SimulationOptions
+from cluster.simulate.forward_time import MeasuredTimes
+from cluster.simulate.options import ForwardOptions, Objectives, SimulationOptions
 from cluster.simulate.records import figures_of
 from cluster.simulate.simulation import Simulation
 from cluster.simulate.texts import RecordedTexts
@@ -39,6 +44,7 @@ CONFIG = Path("configs/laptop.yaml")
 SETTINGS = ["draft.model=none", "router.send_ahead='off'"]
 SHARES = {1: 0.08, 4: 0.16, 16: 0.30, 64: 0.46}  # of the prompts, by requests at a time
 NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+_PACINGS = 3
 
 Figures = dict[str, float]
 Phase = tuple[int, list[int]]  # requests at a time, and which prompts
@@ -80,6 +86,21 @@ def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> dict[in
     return found
 
 
+class PacedTimes:
+    """Forward times with a factor that a phase may change."""
+
+    def __init__(self, options: ForwardOptions) -> None:
+        self._times = MeasuredTimes(options)
+        self.row_steps = options.row_steps
+        self.pace = 1.0
+        self.spent_s, self.rounds = 0.0, 0
+
+    def seconds(self, rows: int, sequences: int, context: int) -> float:
+        seconds = self.pace * self._times.seconds(rows, sequences, context)
+        self.spent_s, self.rounds = self.spent_s + seconds, self.rounds + 1
+        return seconds
+
+
 class PhasedLoad:
     """Traffic of one phase after the other, each drained before the next, as the real load is."""
 
@@ -117,8 +138,14 @@ class PhasedLoad:
 
 
 def run_simulated(
-    config: ClusterConfig, texts: RecordedTexts, phases: Sequence[Phase], measured: Measured
+    config: ClusterConfig,
+    texts: RecordedTexts,
+    phases: Sequence[Phase],
+    measured: Measured,
+    paces: Mapping[int, float] = MappingProxyType({}),
 ) -> dict[int, Figures]:
+    """paces: of forwards in each phase, to the measured ones."""
+    times = PacedTimes(measured.forward)
     options = SimulationOptions(seconds=86_400.0, costs=measured.costs, forward=measured.forward)
     loads: list[PhasedLoad] = []
 
@@ -126,17 +153,18 @@ def run_simulated(
         loads.append(PhasedLoad(events, texts, phases, send))
         return loads[0]
 
-    simulation = Simulation(config, options, texts=texts, make_traffic=make_load)
-    load, found = loads[0], {}
-    while len(load.began) <= len(phases):
-        simulation.events.run(simulation.events.now + 1.0)
-    groups = list(simulation.cluster.groups.values())
+    simulation = Simulation(config, options, texts=texts, times=times, make_traffic=make_load)
+    load, found, spent = loads[0], {}, []
+    for index, (concurrency, _) in enumerate(phases):
+        times.pace, times.spent_s, times.rounds = paces.get(concurrency, 1.0), 0.0, 0
+        while len(load.began) <= index + 1:
+            simulation.events.run(simulation.events.now + 0.001)
+        spent.append(times.spent_s / times.rounds)
     for index, (concurrency, _) in enumerate(phases):
         began, ended = load.began[index], load.began[index + 1]
         records = [record for record in simulation.records if began <= record.arrived < ended]
-        found[concurrency] = figures_of(records, ended - began, Objectives())
+        found[concurrency] = figures_of(records, ended - began, Objectives()) | {"round_ms": spent[index] * 1e3}
         print(f"simulated, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
-    assert len(groups) == 1
     return found
 
 
@@ -144,13 +172,32 @@ def _shown(figures: Figures) -> str:
     return ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
 
 
-def differences(real: dict[int, Figures], simulated: dict[int, Figures]) -> str:
+def run_paced(
+    config: ClusterConfig,
+    texts: RecordedTexts,
+    phases: Sequence[Phase],
+    measured: Measured,
+    real: dict[int, Figures],
+    simulated: dict[int, Figures],
+) -> dict[int, Figures]:
+    """Forwards as slow as they really were, phase by phase; drafts change with them, so it takes a few runs."""
+    paces = dict.fromkeys(real, 1.0)
+    for _ in range(_PACINGS):
+        paces = {
+            count: paces[count] * figures["round_ms"] / simulated[count]["round_ms"] for count, figures in real.items()
+        }
+        simulated = run_simulated(config, texts, phases, measured, paces)
+    print("paces: " + ", ".join(f"{count}: {pace:.2f}" for count, pace in paces.items()))
+    return simulated
+
+
+def differences(title: str, real: dict[int, Figures], simulated: dict[int, Figures]) -> str:
     rows = []
     for concurrency, figures in real.items():
         for name in NAMES:
             ours, told = simulated[concurrency][name], figures[name]
             rows.append((f"{concurrency} {name}", f"{told:.1f}", f"{ours:.1f}", f"{ours / told - 1.0:+.1%}"))
-    return plain_table("Real and simulated", ("requests, figure", "real", "simulated", "difference"), rows)
+    return plain_table(title, ("requests, figure", "real", "simulated", "difference"), rows)
 
 
 def main() -> None:
@@ -182,9 +229,11 @@ def main() -> None:
         }
     config = load_config(CONFIG, SETTINGS)
     simulated = run_simulated(config, texts, phases, measured)
-    print(differences(real, simulated))
+    print(differences("Real and simulated, with one set of constants", real, simulated))
+    paced = run_paced(config, texts, phases, measured, real, simulated)
+    print(differences("Real and simulated, with the forwards of each phase as slow as they were", real, paced))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**data, "simulated": simulated}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**data, "simulated": simulated, "paced": paced}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

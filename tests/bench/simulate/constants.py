@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.engine.row_tiers import row_tier
 from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.serve import run_serve
@@ -24,6 +25,7 @@ _DECODING = (1, 2, 4, 8, 16)
 _PROMPT_ROWS = (32, 64, 128, 256)
 _ANSWER = 24  # tokens of an answer while decoding is measured
 _REPEATS = 6
+_MOST_STEPPED_ROWS = 256  # as of `actors.engine.model_runner`
 _FIRST_TOKEN = 1000  # ids of made-up prompts
 
 
@@ -70,7 +72,8 @@ def _forward(seconds: dict[int, float]) -> ForwardOptions:
     for rows in sorted(seconds):
         least = max(least, seconds[rows])
         points.append((rows, least))
-    return ForwardOptions(row_times=tuple(points))
+    steps = sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
+    return ForwardOptions(row_times=tuple(points), row_steps=tuple(steps))
 
 
 def _costs(

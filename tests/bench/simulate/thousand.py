@@ -2,7 +2,7 @@
 
     python -m tests.bench.simulate.thousand [--groups 1 10 100 1000] [--seconds 3600] [--rate 0.15] [--json FILE]
 
-rate: conversations a second and group, of three turns each on average. Rates of rounds are measured first, by exact runs.
+rate: conversations a second and group, of three turns each on average. Exact runs measure the rates of rounds first.
 """
 
 from __future__ import annotations

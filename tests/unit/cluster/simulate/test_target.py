@@ -76,6 +76,8 @@ def test_prefixes_are_found_again_within_a_namespace_only():
 
 
 def test_beyond_the_table_forwards_go_on_with_its_last_slope():
-    times = MeasuredTimes(ForwardOptions(row_times=((2, 0.01), (10, 0.02)), context_token_s=1e-6))
+    points = ((2, 0.01), (10, 0.02))
+    assert MeasuredTimes(ForwardOptions(row_times=points, row_steps=(6,))).seconds(3, 1, 0) == pytest.approx(0.015)
+    times = MeasuredTimes(ForwardOptions(row_times=points, context_token_s=1e-6))
     assert [times.seconds(rows, 1, 0) for rows in (1, 2, 6, 18)] == pytest.approx([0.01, 0.01, 0.015, 0.03])
     assert times.seconds(2, 4, 1000) == pytest.approx(0.011)
