@@ -15,7 +15,10 @@ _PROFILE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 class ForwardTimes(Protocol):
-    row_steps: tuple[int, ...]  # row counts that forwards are padded to
+    @property
+    def row_steps(self) -> tuple[int, ...]:
+        """Row counts that forwards are padded to, ascending."""
+        ...
 
     def seconds(self, rows: int, sequences: int, context: int) -> float:
         """A forward of `rows` rows of `sequences` with `context` cached tokens, all together."""
@@ -47,7 +50,7 @@ class MeasuredTimes:
 class RooflineTimes:
     """The estimate of `paceline size` for a model on GPUs."""
 
-    row_steps = ()
+    row_steps: tuple[int, ...] = ()
 
     def __init__(self, model: PlacedModel) -> None:
         self._model = model

@@ -1,9 +1,9 @@
-"""What the control plane costs as groups and tenants grow, by the functions of production, in one process without a network.
+"""What the control plane costs as groups and tenants grow: functions of production in one process, without a network.
 
     python -m tests.bench.simulate.control_costs [--groups 10 100 1000] [--tenants 1000 10000 100000]
 
-directory: calls a second of one named actor, each of which answers with all workers; choice: of a router for one request,
-with Serve's part; status: bytes of all workers that each router reads every second; registry: read again when it changes.
+directory: one named actor, which every router asks four times a second, and which answers with all workers. choice: of
+a router for one request, with Serve's part. registry: one file, which every gateway reads again when it changes.
 """
 
 from __future__ import annotations
