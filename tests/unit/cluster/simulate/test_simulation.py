@@ -28,7 +28,7 @@ def simulated(config=None, seconds=10.0, traffic=None, faults=(), on_end=lambda 
 
 
 def test_the_same_seed_gives_the_same_figures():
-    one, again, other = (simulated(seconds=6.0, seed=seed).run().figures for seed in (1, 1, 2))
+    one, again, other = (simulated(seconds=4.0, seed=seed).run().figures for seed in (1, 1, 2))
     for figures in (one, again, other):
         del figures["wall_s"]
     assert one == again
@@ -40,7 +40,7 @@ def test_draft_workers_that_are_right_give_more_tokens_a_second():
     def tokens_per_s(model, **draft):
         config = {"draft": {"model": model, "gamma": 4}, "speculation": {"drafters": ["draft_model"]}}
         traffic = {"clients": 2, "turns": 1.0, "answer_tokens": 60, "spread": 0.0}
-        return simulated(config, 6.0, traffic, draft=draft).run().figures["tokens_per_s"]
+        return simulated(config, 4.0, traffic, draft=draft).run().figures["tokens_per_s"]
 
     right, wrong, none = tokens_per_s("auto", right=0.95), tokens_per_s("auto", right=0.05), tokens_per_s("none")
     assert right > 1.5 * none
