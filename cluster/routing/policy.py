@@ -15,6 +15,7 @@ from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
 from actors.workers.directory import read_client_keys
 from cluster.routing.known_routers import KnownRouters, routed_prompt
+from cluster.routing.replica_choice import ready_first
 from cluster.routing.router_news import NEWS, decode_news
 from cluster.routing.subscriber import Subscriber
 
@@ -55,10 +56,9 @@ class SoonestFirst(RequestRouter):
         """Replicas by rank: Serve takes the shortest queue of the first rank that has room."""
         if self._has_changed:
             self._has_changed = not self._follow(candidate_replicas)
-        # Among equally short queues Serve takes the first.
-        mixed = random.sample(candidate_replicas, len(candidate_replicas))
-        ready = [replica for replica in mixed if replica.routing_stats.get(READY)]
-        others = [replica for replica in mixed if not replica.routing_stats.get(READY)]
+        ready, others = ready_first(
+            candidate_replicas, lambda replica: bool(replica.routing_stats.get(READY)), sample=random.sample
+        )
         if pending_request is None:
             return [ready, others]
         pending_request.routing_context.should_backoff = True  # where all are full, or this would spin

@@ -19,6 +19,7 @@ from cluster.simulate.faults import Fault
 from cluster.simulate.fluid_group import FluidGroup
 from cluster.simulate.forward_time import ForwardTimes
 from cluster.simulate.gateway import Gateway
+from cluster.simulate.news import Hear, SimulatedPublisher, announcer_of
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.rounds import Group
 from cluster.simulate.router_choice import Readiness, RouterChoice
@@ -61,6 +62,7 @@ class SimulatedCluster:
         self._rates = rates
         self._inspect = inspect
         self._num_started = self._num_cores = 0
+        self._hearers: list[Hear] = []
         for _ in range(config.draft.workers if rates is None and config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):
@@ -89,6 +91,7 @@ class SimulatedCluster:
             return limiters[tenant]
 
         choice = RouterChoice(self.readiness, seed=self._options.seed * 1000 + number)
+        self._hearers.append(choice.hear)
         return Gateway(self.events, self._options.costs, choice, limiter_of)
 
     # Groups
@@ -131,6 +134,9 @@ class SimulatedCluster:
             costs=options.costs,
             on_change=self._told_readiness,
             forget_cache=self.log.leave,
+            make_announcer=lambda: announcer_of(
+                name, SimulatedPublisher(self.events, options.costs.hop_s, self._hearers)
+            ),
         )
         group.set_draft_workers()
         return group

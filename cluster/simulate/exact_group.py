@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from actors.errors import RouterLost
 from actors.messages import DraftResult, GenerationRequest, VerifyResult
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
+from cluster.routing.announcer import Announcer
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
+from cluster.simulate.news import ANNOUNCE_PERIOD_S
 from cluster.simulate.options import CostOptions
 from cluster.simulate.rounds import Deliver, Group, RoundCounts
 from cluster.simulate.shared_log import RouterCache
@@ -18,6 +23,13 @@ from cluster.simulate.target import ScriptedTarget
 
 _IDLE_POLL_S = 0.05  # as of the router's driver
 _LEFT_BEHIND_S = 2.0  # until a target frees the sequences of a router that is gone
+
+
+@dataclass(slots=True)
+class _Stream:
+    request: GenerationRequest
+    deliver: Deliver
+    answer: list[int] = field(default_factory=list)
 
 
 class ExactGroup:
@@ -36,6 +48,7 @@ class ExactGroup:
         costs: CostOptions,
         on_change: Callable[[Group], object] = lambda group: None,
         forget_cache: Callable[[RouterCache], object] = lambda cache: None,
+        make_announcer: Callable[[], Announcer],
     ) -> None:
         self.name = name
         self.zone = zone
@@ -51,12 +64,15 @@ class ExactGroup:
         self._forget_cache = forget_cache
         self._has_target = self._is_there = True
         self._is_draining = False
-        self._streams: dict[str, Deliver] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._make_announcer = make_announcer
+        self._announcer = make_announcer()
         self._round: Round | None = None
         self._is_awake = False  # an event of this router is planned that goes on with its rounds
         self._turn = 0  # events planned in another turn are void
         self._late_s = 0.0  # time that requests have taken from the rounds
         self.core, self._cache = make_core()
+        events.every(ANNOUNCE_PERIOD_S, self._announce)
 
     @property
     def is_ready(self) -> bool:
@@ -72,7 +88,7 @@ class ExactGroup:
         if self._is_draining:
             raise RouterLost("the router is draining")
         self.core.add(request, self._events.now)
-        self._streams[request.request_id] = deliver
+        self._streams[request.request_id] = _Stream(request, deliver)
         self._late_s += self._costs.router_request_s
         self._wake()
 
@@ -104,6 +120,7 @@ class ExactGroup:
     def bring_target(self) -> None:
         if not self._has_target:
             self._target.restart()
+            self._announcer.forget()
             self._has_target = True
             self.core.target_lost()
             self._wake()
@@ -116,8 +133,8 @@ class ExactGroup:
         self._is_there = False
         self._void_round()
         streams, self._streams = self._streams, {}
-        for request_id, deliver in streams.items():
-            deliver(RequestFailed(request_id, RouterLost("the router is gone")))
+        for request_id, stream in streams.items():
+            stream.deliver(RequestFailed(request_id, RouterLost("the router is gone")))
         if self._cache is not None:
             self._forget_cache(self._cache)
         self._events.after(_LEFT_BEHIND_S, self._target.forget_all)
@@ -128,6 +145,7 @@ class ExactGroup:
         if not self._is_there:
             self._is_there = True
             self.core, self._cache = self._make_core()
+            self._announcer = self._make_announcer()
             self.set_draft_workers()
             self._on_change(self)
 
@@ -221,6 +239,23 @@ class ExactGroup:
     def _deliver(self, events: list[RouterEvent]) -> None:
         for event in events:
             is_last = isinstance(event, RequestFailed) or event.finish_reason is not None
-            deliver = self._streams.pop(event.request_id, None) if is_last else self._streams.get(event.request_id)
-            if deliver is not None:
-                deliver(event)
+            stream = self._streams.pop(event.request_id, None) if is_last else self._streams.get(event.request_id)
+            if stream is None:
+                continue
+            if not isinstance(event, RequestFailed):
+                is_first = not stream.answer
+                stream.answer += event.token_ids
+                if is_first or is_last:
+                    self._note_computed(stream)
+            stream.deliver(event)
+
+    # News for gateways
+
+    def _note_computed(self, stream: _Stream) -> None:
+        request = stream.request
+        tokens = np.concatenate([request.prompt_token_ids, np.array(stream.answer, np.int32)])
+        self._announcer.use(tokens, request.prefix_namespace or request.namespace, request.namespace)
+
+    def _announce(self) -> None:
+        if self._is_there:
+            self._announcer.announce(self.core.load() if self.is_ready else None, self.core.prefix_cache_tokens)

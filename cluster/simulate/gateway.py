@@ -128,7 +128,7 @@ class ClientCall:
         if self._is_over:
             return
         assert self._stream is not None
-        group = self._group = self._gateway.choice.choose(self._events.now)
+        group = self._group = self._gateway.choice.choose(self._stream.rest, self._events.now)
         self._asked = self._stream.rest.request_id
         if group is None:
             self._lost(self._asked, Overloaded(_FULL, _RETRY_S))

@@ -1,14 +1,19 @@
-"""How a gateway's handle chooses a router: Paceline's ranks, Ray Serve's rules and its memory of queue lengths."""
+"""How a gateway's handle chooses a router, as `cluster.routing.policy.SoonestFirst`: by news of load and prefix cache,
+with Ray Serve's rules and its memory of queue lengths."""
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
+from actors.messages import GenerationRequest
 from cluster.router.deployment import MAX_ONGOING_REQUESTS
-from cluster.router.replica_choice import ready_first
+from cluster.routing.known_routers import KnownRouters, routed_prompt
+from cluster.routing.replica_choice import ready_first
+from cluster.routing.router_news import decode_news
 from cluster.simulate.rounds import Group
 
 _REMEMBERED_S = 10.0  # RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S
@@ -51,12 +56,22 @@ class RouterChoice:
         self._readiness = readiness
         self._random = np.random.default_rng(seed)
         self._lengths = QueueLengths()
+        self._known = KnownRouters(random.Random(seed))
 
-    def choose(self, now: float) -> Group | None:
+    def hear(self, news: bytes, now: float) -> None:
+        self._known.hear(decode_news(news), now)
+
+    def choose(self, request: GenerationRequest, now: float) -> Group | None:
         """None: there is no router with room."""
         self._lengths.forget_old(now)
         is_ready = self._readiness.ready.__contains__
-        for rank in ready_first(self._readiness.groups, is_ready, sample=self._sample):
+        ready, others = ready_first(self._readiness.groups, is_ready, sample=self._sample)
+        by_id = {group.name: group for group in ready}
+        prompt = routed_prompt(request)
+        ranks = self._known.ranks(list(by_id), prompt, now)
+        if ranks and len(ranks[0]) == 1:
+            self._known.sent(ranks[0][0], prompt)
+        for rank in (*([by_id[name] for name in rank] for rank in ranks), others):
             if rank and (chosen := self._shortest(rank, now)) is not None:
                 self._lengths.tell(chosen, self._lengths.known[chosen] + 1, now)
                 return chosen

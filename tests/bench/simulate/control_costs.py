@@ -20,7 +20,7 @@ from pathlib import Path
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.directory import Directory, WorkerEntry
 from cluster.cli.table import plain_table
-from cluster.router.replica_choice import ready_first
+from cluster.routing.replica_choice import ready_first
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import Registry, StoredKey, StoredTenant
 from cluster.tenants.registry_file import read_registry, write_registry

@@ -1,4 +1,4 @@
-"""Which router a request goes to, as far as Paceline decides: Ray Serve, or a simulation of it, does the rest."""
+"""Routers by whether they take requests: the first ranks of Serve's request router, and of its simulation."""
 
 from __future__ import annotations
 
