@@ -11,6 +11,7 @@ from cluster.config import ClusterConfig
 from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
+from cluster.routing.announcer import Announcer
 from cluster.simulate.cluster_scaling import ClusterScaling
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
@@ -104,13 +105,24 @@ class SimulatedCluster:
         if self._rates is not None:
             blocks = self._config.target.kv_cache_tokens or _KV_TOKENS
             group = FluidGroup(
-                name, zone, self.events, self.scripts, self._config.router, self._rates, blocks, self._told_readiness
+                name,
+                zone,
+                self.events,
+                self.scripts,
+                self._config.router,
+                self._rates,
+                blocks,
+                self._told_readiness,
+                (lambda: self._announcer(name)) if self._options.news else None,
             )
         else:
             group = self._exact_group(name, zone)
         self.groups[name] = group
         self.readiness.groups.append(group)
         self.readiness.ready.add(group)
+
+    def _announcer(self, name: str) -> Announcer:
+        return announcer_of(name, SimulatedPublisher(self.events, self._options.costs.hop_s, self._hearers))
 
     def _exact_group(self, name: str, zone: int) -> ExactGroup:
         target, options = self._config.target, self._options
@@ -134,9 +146,7 @@ class SimulatedCluster:
             costs=options.costs,
             on_change=self._told_readiness,
             forget_cache=self.log.leave,
-            make_announcer=lambda: announcer_of(
-                name, SimulatedPublisher(self.events, options.costs.hop_s, self._hearers)
-            ),
+            make_announcer=lambda: self._announcer(name),
         )
         group.set_draft_workers()
         return group

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from actors.errors import RouterLost
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.config import RouterConfig
 from cluster.router.round import RequestFailed
 from cluster.router.scheduler import Scheduler, share_prompt_rows
+from cluster.routing.announcer import Announcer
 from cluster.simulate.events import Events
+from cluster.simulate.news import ANNOUNCE_PERIOD_S
 from cluster.simulate.prefix_memory import PrefixMemory
 from cluster.simulate.rounds import Deliver, Group
 from cluster.simulate.scripts import Prefixes, Scripts
@@ -25,6 +29,8 @@ from cluster.simulate.service_rates import ServiceRates
 
 _BLOCK = 16  # tokens of a KV block
 _LOTS = 1 << 40
+_USUAL_ROUNDS = 64.0  # of an answer, before any has ended
+_NEW_SHARE = 0.01  # of the last answer in the mean
 
 
 @dataclass(slots=True)
@@ -60,7 +66,9 @@ class FluidGroup:
         rates: ServiceRates,
         kv_tokens: int,
         on_change: Callable[[Group], object],
+        make_announcer: Callable[[], Announcer] | None = None,
     ) -> None:
+        """make_announcer: None: gateways hear nothing of it."""
         self.name = name
         self.zone = zone
         self._events = events
@@ -73,7 +81,11 @@ class FluidGroup:
         self._is_draining = False
         self._turn = 0  # events planned in another turn are void
         self._num_arrived = 0
+        self._answer_rounds = _USUAL_ROUNDS
+        self._make_announcer = make_announcer
         self._begin_anew()
+        if make_announcer is not None:
+            events.every(ANNOUNCE_PERIOD_S, self._announce)
 
     def _begin_anew(self) -> None:
         self._scheduler = Scheduler(self._config, _BLOCK)
@@ -86,6 +98,24 @@ class FluidGroup:
         self._prefill_s = self._prefill_rounds = 0.0  # until then, the rest of a round before it included
         self._shares: list[tuple[_Sequence, int]] = []  # its prompt rows
         self._prefixes = PrefixMemory(self._kv_tokens)
+        self._announcer = None if self._make_announcer is None else self._make_announcer()
+
+    def _announce(self) -> None:
+        if self._announcer is None or not self._is_there:
+            return
+        load = None
+        if self.is_ready:
+            sequences = self._open.values()
+            backlog = sum(one.num_tokens if one.rows_left < 0 else one.rows_left for one in sequences)
+            running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+            load = self._rates.load(running, waiting, self._config.max_running, backlog, self._answer_rounds)
+        self._announcer.announce(load, self._kv_tokens)
+
+    def _note_computed(self, sequence: _Sequence, answer: np.ndarray) -> None:
+        if self._announcer is not None:
+            request = sequence.request
+            tokens = np.concatenate([request.prompt_token_ids, answer])
+            self._announcer.use(tokens, request.prefix_namespace or request.namespace, request.namespace)
 
     @property
     def is_ready(self) -> bool:
@@ -139,6 +169,8 @@ class FluidGroup:
     def bring_target(self) -> None:
         self._has_target = True
         self._prefixes = PrefixMemory(self._kv_tokens)
+        if self._announcer is not None:
+            self._announcer.forget()
         self._at = self._events.now
         self._plan()
         self._on_change(self)
@@ -275,6 +307,8 @@ class FluidGroup:
             speed = self._rates.speed(sequence.request.sampling.seed)
             rounds = 1 + round(num_tokens / speed / self._rates.of(max(1, self._num_decoding))[1])
             stats = SpeculationStats(rounds=rounds)
+            self._answer_rounds += _NEW_SHARE * (rounds - self._answer_rounds)
+        self._note_computed(sequence, answer[done : first + num_tokens])
         sequence.deliver(
             TokenChunk(
                 request_id=sequence.request_id,

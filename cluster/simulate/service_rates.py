@@ -8,6 +8,7 @@ import numpy as np
 
 from cluster.router.prefill_budget import prefill_rows
 from cluster.router.step_time import StepTimeCurve
+from cluster.routing.router_load import RouterLoad
 from cluster.simulate.forward_time import ForwardTimes, profile_of
 from cluster.simulate.rounds import RoundCounts
 
@@ -50,6 +51,22 @@ class ServiceRates:
     def speed(self, seed: int) -> float:
         """How many times as many tokens a round as others a request has."""
         return float(self._speeds[(seed * 2_654_435_761 >> 16) % len(self._speeds)])
+
+    def load(self, running: int, waiting: int, places: int, backlog: int, answer_rounds: float) -> RouterLoad:
+        """What a router would announce."""
+        one, all_places, (_, _, rows, budget) = self.of(1), self.of(places), self.of(running)
+        times = self._times
+        prompts_s = times.seconds(round(rows) + budget, 1, 0) - (times.seconds(round(rows), 1, 0) if rows else 0.0)
+        return RouterLoad(
+            num_running=running,
+            num_waiting=waiting,
+            num_places=places,
+            backlog_tokens=backlog,
+            token_s=prompts_s / budget,
+            round_s=one[0],
+            sequence_s=(all_places[0] - one[0]) / max(1, places - 1),
+            answer_rounds=answer_rounds,
+        )
 
     def with_prompts(self, running: int, rows: int) -> float:
         """Seconds of a round with so many prompt rows beside `running` sequences that decode."""

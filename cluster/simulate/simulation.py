@@ -67,7 +67,7 @@ class Simulation:
         texts = texts or PhraseTexts(options.seed)
         if not is_exact:
             rates = rates or measured_rates(config, options, texts=texts, times=times)
-            texts = LengthsOnly(1 << 18)
+            texts = LengthsOnly()
         self.cluster = SimulatedCluster(
             self.events,
             config,

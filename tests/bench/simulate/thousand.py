@@ -29,6 +29,7 @@ def options_of(groups: int, rate: float, seconds: float) -> SimulationOptions:
     return SimulationOptions.model_validate(
         {
             "level": "aggregate",
+            "news": False,  # each gateway's hearing of a thousand routers would take most of the time
             "seconds": seconds,
             "warm_up_s": min(60.0, seconds / 4),
             "traffic": {
