@@ -21,7 +21,7 @@ from actors.engine.batch import SequenceRows
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
-from actors.messages import TokenMasks, no_tokens
+from actors.messages import no_tokens
 from actors.sampling.row_masks import RowMasks, mask_rows, row_masks
 from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tokens, rows_for
 
@@ -111,11 +111,10 @@ class Guesser:
         token, which does not know the tokens before it."""
         if self._grammars is None:
             return None
-        masks: list[TokenMasks | None] = []
-        for part in parts:
-            matcher = self._grammars.matcher(part.rows.sequence)
-            paths = [None if row.ahead else row.path for row in part.wanted]
-            masks.append(None if matcher is None else matcher.masks_behind(paths))
+        masks = [
+            self._grammars.masks(part.rows.sequence, [None if row.ahead else row.path for row in part.wanted])
+            for part in parts
+        ]
         return row_masks(masks, [len(part.wanted) for part in parts], self._grammars.vocab_size)
 
     def _guess_on_device(self, parts: list[_Part], rows: list[_Row], masks: RowMasks | None) -> list[Guess] | None:

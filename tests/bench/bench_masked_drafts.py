@@ -81,13 +81,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    matcher = AnswerGrammars.matcher
+    masks = AnswerGrammars.masks
     with tempfile.TemporaryDirectory() as directory:
         save_noisy(given.model, given.noise, Path(directory))
         for acceptance, branch in (("coupled", 2), ("rejection", 1)):
             for drafters in (("draft_model",), ("draft_model", "grammar")):
-                for way, found in (("free", lambda self, sequence: None), ("masked", matcher)):
-                    AnswerGrammars.matcher = found  # type: ignore[method-assign, assignment]
+                for way, found in (("free", lambda self, sequence, paths: None), ("masked", masks)):
+                    AnswerGrammars.masks = found  # type: ignore[method-assign, assignment]
                     options = {"acceptance": acceptance, "branch": branch, "drafters": drafters}
                     print(
                         acceptance, "+".join(drafters), f"{way}:", told(given, Path(directory), **options), flush=True

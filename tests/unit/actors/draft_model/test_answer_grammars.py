@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 
+from actors.draft_model import answer_grammars
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
 from actors.errors import InvalidRequest
 from actors.grammar import matcher as matcher_module
 from actors.grammar.grammars import Grammars
+from actors.grammar.matcher import GrammarMatcher
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from paceline_testing.grammar_cases import GRAMMARS, allowed_after
 from paceline_testing.integrity import check_integrity
@@ -206,3 +208,56 @@ def test_grammars_of_fewer_tokens_than_the_model_has_are_ignored(grammars):
         for one in (grammars, None)
     ]
     assert trees[0].token_ids.tolist() == trees[1].token_ids.tolist()
+
+
+@pytest.mark.parametrize("way", ["greedy", "rejection"])
+def test_masks_that_are_slow_are_given_up(model, grammars, monkeypatch, way):
+    """Under rejection those behind drawn tokens, of a time that depends on these."""
+    limit = "_SLOW_DRAWN_S" if way == "rejection" else "_SLOW_S"
+    monkeypatch.setattr(answer_grammars, "_SLOW_S", 60.0)
+    monkeypatch.setattr(answer_grammars, "_SLOW_DRAWN_S", 60.0)
+    monkeypatch.setattr(answer_grammars, limit, 0.0)
+    text, answer = GRAMMARS["date"], [int(allowed_after(grammars, GRAMMARS["date"], [])[0])]
+    engine = engine_of(model, grammars)
+    tree = engine.draft(DraftBatch(1, [item(SAMPLINGS[way], 0, PROMPT, text, branch=1)])).trees[0]
+    num_masked = 4 if way == "rejection" else 3
+    assert refused(grammars, text, [], tree) == len(tree) - num_masked
+    tree = engine.draft(DraftBatch(2, [item(SAMPLINGS[way], len(PROMPT), PROMPT + answer, text, 1)])).trees[0]
+    assert (tree.token_ids[0] in allowed_after(grammars, text, answer)) == (way == "rejection")
+    assert refused(grammars, text, answer, tree) == 3 + (way != "rejection")
+
+
+def test_a_mask_that_fails_costs_its_answers_masks_alone(model, grammars, monkeypatch):
+    free = engine_of(model, None).draft(DraftBatch(1, [item(SAMPLINGS["greedy"], 0, PROMPT, "")])).trees[0]
+
+    def fail(self: GrammarMatcher, paths: Any) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(GrammarMatcher, "masks_behind", fail)
+    engine = engine_of(model, grammars)
+    found = engine.draft(DraftBatch(1, [item(SAMPLINGS["greedy"], 0, PROMPT, GRAMMARS["date"])])).trees[0]
+    assert found.token_ids.tolist() == free.token_ids.tolist()
+
+
+def test_grammars_of_answers_that_have_ended_are_not_compiled(model, monkeypatch):
+    grammars, may_compile, compiled = new_grammars(), threading.Event(), []
+    matcher = Grammars.matcher
+
+    def later(self: Grammars, text: str) -> Any:
+        assert may_compile.wait(20)
+        compiled.append(text)
+        return matcher(self, text)
+
+    monkeypatch.setattr(Grammars, "matcher", later)
+    engine = engine_of(model, grammars)
+    texts = [GRAMMARS["date"], GRAMMARS["person"], GRAMMARS["date"]]
+    for seq_id, text in enumerate(texts, 1):
+        delta = SequenceDelta(seq_id, 0, np.array(PROMPT, np.int32))
+        begin = SequenceStart(SAMPLINGS["greedy"], len(PROMPT), grammar=text)
+        engine.draft(DraftBatch(seq_id, [DraftItem(delta, 4, begin, max_depth=2, branch=1)]))
+    engine.draft(DraftBatch(4, [], [2]))
+    may_compile.set()
+    deadline = time.monotonic() + 20
+    while len(compiled) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert compiled == [GRAMMARS["date"]] * 2

@@ -83,16 +83,14 @@ def test_trees_are_the_same_for_all_kinds_of_sampling(triton_device, vocab_map):
     assert drafts("triton_tree", triton_device, SAMPLINGS, vocab_map) == wanted
 
 
-class ByDepth:
-    """A matcher: even tokens, one token, and any, in turns."""
-
-    def masks_behind(self, paths: list[tuple[int, ...] | None]) -> TokenMasks:
-        index = [FREE_ROW if path is None else (0, -1 - 8, FREE_ROW)[len(path) % 3] for path in paths]
-        return TokenMasks(np.full(2, 0x55555555, np.int32), np.array(index, np.int32))
+def masks_by_depth(grammars: AnswerGrammars, sequence: object, paths: list[tuple[int, ...] | None]) -> TokenMasks:
+    """Even tokens, one token, and any, in turns."""
+    index = [FREE_ROW if path is None else (0, -1 - 8, FREE_ROW)[len(path) % 3] for path in paths]
+    return TokenMasks(np.full(2, 0x55555555, np.int32), np.array(index, np.int32))
 
 
 def test_trees_within_grammars_are_the_same(triton_device, monkeypatch):
-    monkeypatch.setattr(AnswerGrammars, "matcher", lambda self, sequence: ByDepth())
+    monkeypatch.setattr(AnswerGrammars, "masks", masks_by_depth)
     grammars = Grammars(toy_tokenizer, VOCAB, [0], "toy")
     options = {"vocab_map": torch.arange(2, VOCAB, 3), "grammars": grammars, "num_rounds": 1, "num_nodes": 3}
     wanted = drafts("padded", triton_device, SAMPLINGS, **options)
