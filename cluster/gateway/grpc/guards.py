@@ -28,14 +28,15 @@ class Unreadable:
 class Registration:
     """Stands before a server while generated code adds a service to it."""
 
-    def __init__(self, server: Any, keys: KnownKeys | None, calls: OpenCalls) -> None:
-        """keys: None: no keys are asked for."""
+    def __init__(
+        self, server: Any, keys: KnownKeys | None, calls: OpenCalls, brief_calls: OpenCalls | None = None
+    ) -> None:
+        """keys: None: no keys are asked for. calls, brief_calls: as of `GuardedService`."""
         self._server = server
-        self._keys = keys
-        self._calls = calls
+        self._guards = keys, calls, brief_calls
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        service = GuardedService(handlers[0], self._keys, self._calls)
+        service = GuardedService(handlers[0], *self._guards)
         service._method_handlers = {name: _tolerant(method) for name, method in service._method_handlers.items()}
         self._server.add_generic_rpc_handlers((service,))
 
@@ -46,12 +47,16 @@ class Registration:
 class GuardedService(grpc.ServiceRpcHandler):
     """Serve's server puts its own handlers into `_method_handlers`."""
 
-    def __init__(self, service: Any, keys: KnownKeys | None, calls: OpenCalls) -> None:
-        """service: as generated code makes it."""
+    def __init__(
+        self, service: Any, keys: KnownKeys | None, calls: OpenCalls, brief_calls: OpenCalls | None = None
+    ) -> None:
+        """service: as generated code makes it. brief_calls: those that are not answered with a stream; None: they are
+        among `calls`."""
         self._name = service.service_name()
         self._method_handlers: dict[str, grpc.RpcMethodHandler] = service._method_handlers
         self._keys = keys
         self._calls = calls
+        self._brief_calls = brief_calls or calls
 
     def service_name(self) -> str:
         return str(self._name)
@@ -65,7 +70,7 @@ class GuardedService(grpc.ServiceRpcHandler):
                 self._keys.require(value for name, value in call.invocation_metadata or () if name == "authorization")
         except (Unauthenticated, TenantDisabled) as error:
             return _refusal(error)
-        return _limited(method, self._calls)
+        return _limited(method, self._calls if method.response_streaming else self._brief_calls)
 
 
 def _refusal(error: Exception) -> grpc.RpcMethodHandler:

@@ -51,23 +51,31 @@ class HostedGrpcOptions(gRPCOptions):
 
 def add_inference(servicer: Any, server: Any) -> None:
     door = current()
-    _add(add_InferenceServicer_to_server, servicer, server, door.known_keys(), door.max_connections)
+    _add(add_InferenceServicer_to_server, servicer, server, door.known_keys(), OpenCalls(door.max_connections))
 
 
 def add_health(servicer: Any, server: Any) -> None:
-    _add(add_HealthServicer_to_server, servicer, server, None, KEYLESS_CALLS)
+    # Watchers stay for as long as they like, and must not keep probes out.
+    calls = OpenCalls(KEYLESS_CALLS), OpenCalls(KEYLESS_CALLS)
+    _add(add_HealthServicer_to_server, servicer, server, None, *calls)
 
 
-def _add(add: Add, servicer: Any, server: Any, keys: KnownKeys | None, most_calls: int) -> None:
+def _add(
+    add: Add,
+    servicer: Any,
+    server: Any,
+    keys: KnownKeys | None,
+    calls: OpenCalls,
+    brief_calls: OpenCalls | None = None,
+) -> None:
     """Serve's server replaces each handler by one from its factory; meanwhile the factory is ours."""
     factory = getattr(server, "service_handler_factory", None)
     if factory is None:  # a plain gRPC server has neither defect
         add(servicer, server)
         return
-    calls = OpenCalls(most_calls)
     server.service_handler_factory = partial(_make_handler, factory)
     try:
-        add(servicer, Registration(server, keys, calls))
+        add(servicer, Registration(server, keys, calls, brief_calls))
     finally:
         server.service_handler_factory = factory
     grpc_util.enable_server_reflection = _enable_reflection  # comes after all services

@@ -248,6 +248,7 @@ class Served:
             await self._changed.wait_for(lambda: self.num_open == count)
 
 
+WATCH = "/grpc.health.v1.Health/Watch"
 LARGE = GenerateChunk(text="a" * 10_000).SerializeToString()
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
@@ -279,18 +280,24 @@ async def code_of(call):
 
 
 async def _awaited(call):
-    return await call
+    return await (call.read() if hasattr(call, "read") else call)
 
 
 async def test_each_service_has_a_limit_of_open_calls_that_others_do_not_use_up(monkeypatch):
+    """And probes have another one than those who watch."""
     monkeypatch.setattr(registration, "KEYLESS_CALLS", 3)
     async with served(monkeypatch, max_connections=3) as (one, address), grpc.aio.insecure_channel(address) as channel:
-        watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"") for _ in range(3)]
+        check, watch = (channel.unary_unary("/grpc.health.v1.Health/Check"), channel.unary_stream(WATCH))
+        watches = [watch(b"") for _ in range(3)]
+        await one.until(3)
+        probe = check(b"")
+        await asyncio.wait_for(one.until(4), 10)
+        probe.cancel()
         await one.until(3)
         generate = channel.unary_unary(GENERATE)
         calls = [generate(b"") for _ in range(3)]
         await one.until(6)
-        for refused in (channel.unary_unary("/grpc.health.v1.Health/Check")(b""), generate(b"")):
+        for refused in (watch(b""), generate(b"")):
             code, details = await code_of(refused)
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert details.startswith("there are 3 open calls of this service, and more are not taken")
