@@ -36,6 +36,7 @@ class EncoderDecoderSequence(Sequence):
     values of the encoder's output. Nothing is shared, because all of them depend on the whole prompt.
     """
 
+    shares_prefixes = False
     memory: Memory | None = None
 
     def reuse_prefix(self) -> None:

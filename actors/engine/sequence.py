@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numba import carray, njit
 
@@ -57,6 +59,8 @@ class Sequence:
     Draft nodes of the last round are after the known tokens: node i at logical slot length + i. All of it is in arrays
     that compiled functions read and write for many sequences at once, by the `address` of a record of `SEQUENCE`.
     """
+
+    shares_prefixes: ClassVar[bool] = True  # whether new ones may begin with cached blocks
 
     def __init__(self, seq_id: int, begin: SequenceStart, pool: BlockPool) -> None:
         self.seq_id = seq_id

@@ -67,7 +67,8 @@ class TargetEngine:
             model, options.num_slots, options.exact, attention=options.attention, is_eager=options.is_eager
         )
         max_states = options.max_cached_states if self.chain_only else 0
-        has_prefix_cache = options.prefix_cache and (max_states > 0 or not self.chain_only)
+        shares_prefixes = self._runner.sequence_type.shares_prefixes and (max_states > 0 or not self.chain_only)
+        has_prefix_cache = options.prefix_cache and shares_prefixes
         self.pool = BlockPool(options.num_blocks, options.block_size, has_prefix_cache, max_cached_states=max_states)
         self._rounds = _rounds_of(self._runner, self.vocab_size)
         self._scoring_rounds = HostRounds(self._runner)
