@@ -154,6 +154,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: TokenLogprobs | None = None  # of token_ids, where the request wants them
     # Of the prompt's tokens but the first, where the request wants them: in the first chunk.
     prompt_logprobs: TokenLogprobs | None = None
+    attempt: str = ""  # drawn by the router for each call; Ray Serve may repeat a call that is being answered
 
 
 class SequenceDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -130,12 +130,14 @@ class Router:
         logger.info("%s came with %d tokens", request.request_id, len(request.prompt_token_ids))
         chunks = (self._driver or await self._first_rounds()).generate(request)
         answer: list[int] = []
+        attempt = secrets.token_hex(8)
         self._announcer.meet()
         try:
             async for chunk in chunks:
                 if not answer:
                     self._note_computed(request, answer)
                 answer.extend(chunk.token_ids)
+                chunk = msgspec.structs.replace(chunk, attempt=attempt)
                 if chunk.finish_reason is None and self._chunks.reaches(request.gateway):
                     self._chunks.send(request.gateway, chunk)
                 else:

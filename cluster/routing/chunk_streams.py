@@ -60,27 +60,38 @@ class ChunkReceiver:
 
     async def chunks(self, request_id: str, served: AsyncIterable[TokenChunk]) -> AsyncGenerator[TokenChunk, None]:
         """The chunks of a request in order, whichever way they come. served: those that come through Serve; the last
-        chunk always does. Raises what it raises, and RouterLost where a chunk is missing."""
+        chunk always does. Raises what it raises, and RouterLost where a chunk is missing, or where two calls are
+        answered: Serve repeats one that it takes for lost, and the chunks of one do not fit between the other's."""
         # Bounded by the answer itself: it has at most max_new_tokens chunks.
         queue = self._streams[request_id] = asyncio.Queue()
         reading = asyncio.create_task(_read(served, queue))
         early: dict[int, TokenChunk] = {}
         index = 0
+        attempt: str | None = None
+        lost_at: float | None = None  # when the next chunk counts as lost; None: no other one has come before it
         try:
             while True:
                 try:
-                    async with asyncio.timeout(_LATE_S if early else None):
+                    async with asyncio.timeout_at(lost_at):
                         item = await queue.get()
                 except TimeoutError:
                     raise RouterLost(f"chunk {index} of an answer has been lost") from None
                 if isinstance(item, BaseException):
                     raise item
+                attempt = item.attempt if attempt is None else attempt
+                if item.attempt != attempt:
+                    raise RouterLost("a request is answered twice")
                 early[item.index] = item
+                first = index
                 while (chunk := early.pop(index, None)) is not None:
                     index += 1
                     yield chunk
                     if chunk.finish_reason is not None:
                         return
+                if not early:
+                    lost_at = None
+                elif lost_at is None or index > first:
+                    lost_at = asyncio.get_running_loop().time() + _LATE_S
         finally:
             del self._streams[request_id]
             reading.cancel()

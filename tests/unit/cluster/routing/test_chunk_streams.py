@@ -194,3 +194,52 @@ async def test_scores_come_with_their_tokens(keys):
     assert heard[0].logprobs is not None
     assert heard[0].logprobs.chosen.tolist() == [-0.5]
     receiver.close()
+
+
+async def test_a_lost_chunk_is_told_though_more_keep_coming(keys, monkeypatch):
+    """The rest of the answer takes far longer than a chunk may be late."""
+    monkeypatch.setattr(chunk_streams, "_LATE_S", 0.1)
+    router, client = await linked(keys, chunk_tokens=1, delay_s=0.01, loses=lambda number: number == 2)
+    with pytest.raises(RouterLost, match="chunk 2"):
+        async for _ in client.generate(request(num_tokens=200)):
+            pass
+    assert router.num_sent < 100
+    close(router, client)
+
+
+async def test_a_slow_client_and_chunks_that_are_late_one_after_the_other_break_no_stream(keys, monkeypatch):
+    """Those with odd numbers come behind the next one; each of them is waited for anew."""
+    monkeypatch.setattr(chunk_streams, "_LATE_S", 0.2)
+    receiver = ChunkReceiver(keys)
+    chunks = [TokenChunk(request_id="r", index=index, token_ids=(index,)) for index in range(9)]
+
+    async def served() -> AsyncGenerator[TokenChunk, None]:
+        for index in (0, 2, 1, 4, 3, 6, 5, 8, 7):
+            yield chunks[index]
+            await asyncio.sleep(0.06)
+        yield TokenChunk(request_id="r", index=9, token_ids=(), finish_reason="stop")
+
+    heard = []
+    async for chunk in receiver.chunks("r", served()):
+        heard.append(chunk.index)
+        if chunk.index == 2:
+            await asyncio.sleep(0.3)
+    assert heard == list(range(10))
+    receiver.close()
+
+
+async def test_chunks_of_two_attempts_are_not_mixed(keys):
+    """Serve has repeated a call whose first router answers all the same, in other rounds."""
+    receiver = ChunkReceiver(keys)
+    first = [TokenChunk(request_id="r", index=index, token_ids=(index, 7), attempt="a") for index in range(2)]
+
+    async def served() -> AsyncGenerator[TokenChunk, None]:
+        receiver._hear(chunk_streams.encode_chunks(first))
+        yield TokenChunk(request_id="r", index=2, token_ids=(5,), finish_reason="stop", attempt="b")
+
+    heard = []
+    with pytest.raises(RouterLost, match="twice"):
+        async for chunk in receiver.chunks("r", served()):
+            heard.append(chunk)
+    assert heard == first
+    receiver.close()
