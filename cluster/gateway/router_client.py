@@ -44,7 +44,9 @@ class RouterClient:
         """client_keys: of the cluster; None: all chunks come through Serve."""
         self._client_keys = client_keys
         self._receiver: ChunkReceiver | None = None
-        self._heard: dict[str, tuple[LinkAddress, float]] = {}  # routers by id, and when they last said how they are
+        self._opening: asyncio.Task[None] | None = None
+        # Routers by id, and when they last said how they are, the last of them last.
+        self._heard: dict[str, tuple[LinkAddress, float]] = {}
         # Serve's gRPC transport carries twice as many chunks a second as a stream of Ray objects.
         self._generate = handle.options(stream=True, method_name="generate", _by_reference=False)
         self._handle = handle
@@ -77,22 +79,27 @@ class RouterClient:
         """Raises Unavailable when no router answers."""
         # A standby router answers at once, while an active one may be busy with a round.
         statuses = await self._ask_all("status", lambda status: status.ready)
-        await self._listen_to(statuses)
+        self._listen_to(statuses)
         return status_of_all(statuses)
 
-    async def _listen_to(self, statuses: Sequence[RouterStatus]) -> None:
+    def _listen_to(self, statuses: Sequence[RouterStatus]) -> None:
         if self._client_keys is None:
             return
         now = time.monotonic()
-        self._heard |= {id: (address, now) for status in statuses if status.told_by for id, address in [status.told_by]}
+        told = {id: (address, now) for status in statuses if status.told_by for id, address in [status.told_by]}
         # Who is busy is left out of the statuses now and then.
-        self._heard = {id: heard for id, heard in self._heard.items() if now - heard[1] < _FORGOTTEN_S}
+        others = {id: heard for id, heard in self._heard.items() if id not in told and now - heard[1] < _FORGOTTEN_S}
+        self._heard = others | told
+        if self._receiver is not None:
+            self._receiver.follow(address for address, _ in self._heard.values())
+        elif self._opening is None or self._opening.done():  # probes do not wait for the directory
+            self._opening = asyncio.create_task(self._open_receiver(self._client_keys))
+
+    async def _open_receiver(self, client_keys: Callable[[], Awaitable[LinkKeys]]) -> None:
         try:
-            self._receiver = self._receiver or ChunkReceiver(await self._client_keys())
+            self._receiver = ChunkReceiver(await client_keys())
         except Exception as error:
             logger.warning("chunks come through Serve: %r", error)
-            return
-        self._receiver.follow({id: address for id, (address, _) in self._heard.items()})
 
     async def metrics_text(self) -> str:
         """The routers' metrics in Prometheus text format. Raises Unavailable when no router answers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
 
 from actors.errors import RouterLost
 from actors.links.keys import LinkAddress, LinkKeys
@@ -51,8 +51,8 @@ class ChunkReceiver:
         self._streams: dict[str, asyncio.Queue[TokenChunk | BaseException]] = {}  # by request id
         self._subscriber = Subscriber(keys, self.name, self._hear)
 
-    def follow(self, addresses: Mapping[str, LinkAddress]) -> None:
-        """Listen to these routers, by id, and to no others."""
+    def follow(self, addresses: Iterable[LinkAddress]) -> None:
+        """See `Subscriber.follow`."""
         self._subscriber.follow(addresses)
 
     def close(self) -> None:

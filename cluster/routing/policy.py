@@ -78,9 +78,7 @@ class SoonestFirst(RequestRouter):
             self._asking = self._asking or asyncio.create_task(self._start_to_listen())
             return False
         announced = [stats for replica in replicas if (stats := replica.routing_stats).get(ENDPOINT)]
-        self._listener.follow(
-            {stats[ROUTER_ID]: LinkAddress(stats[ENDPOINT], stats[PUBLIC_KEY]) for stats in announced}
-        )
+        self._listener.follow(LinkAddress(stats[ENDPOINT], stats[PUBLIC_KEY]) for stats in announced)
         self._known.forget_all_but({stats[ROUTER_ID] for stats in announced})
         return True
 

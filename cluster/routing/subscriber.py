@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
-import msgspec
 import zmq
 import zmq.asyncio
 
@@ -21,10 +20,9 @@ class Subscriber:
     """One topic of all routers, over one socket. Belongs to the event loop it was made in."""
 
     def __init__(self, keys: LinkKeys, topic: bytes, hear: Callable[[bytes], None]) -> None:
-        """keys: the cluster's client keys. hear: called with every message; what it cannot read is logged, if it raises
-        MsgspecError or ValueError."""
+        """keys: the cluster's client keys. hear: called with every message; what it raises is logged."""
         self._hear = hear
-        self._followed: dict[str, LinkAddress] = {}  # by router id
+        self._followed: dict[str, bytes] = {}  # routers' public keys by endpoint
         settings = LinkSettings(queue_messages=QUEUE_MESSAGES)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
         settings.apply(self._socket)  # type: ignore[arg-type]  # it sets options, which are the same
@@ -36,21 +34,23 @@ class Subscriber:
         self._socket.subscribe(topic)
         self._task = asyncio.create_task(self._listen())
 
-    def follow(self, addresses: Mapping[str, LinkAddress]) -> None:
-        """Listen to these routers, by id, and to no others."""
-        for router_id, address in [*self._followed.items()]:
-            if addresses.get(router_id) != address:
-                del self._followed[router_id]
-                self._socket.disconnect(address.endpoint)
-        for router_id, address in addresses.items():
-            if router_id not in self._followed:
-                self._socket.curve_serverkey = address.server_public_key  # of connections from now on
+    def follow(self, addresses: Iterable[LinkAddress]) -> None:
+        """Listen to the routers at these addresses, and to no others. Of two with the same endpoint, whose port the
+        system has given again, the last one is there."""
+        wanted = {address.endpoint: address.server_public_key for address in addresses}
+        for endpoint, key in [*self._followed.items()]:
+            if wanted.get(endpoint) != key:
+                del self._followed[endpoint]
+                self._socket.disconnect(endpoint)
+        for endpoint, key in wanted.items():
+            if endpoint not in self._followed:
+                self._socket.curve_serverkey = key  # of connections from now on
                 try:
-                    self._socket.connect(address.endpoint)
+                    self._socket.connect(endpoint)
                 except zmq.ZMQError as error:
-                    logger.warning("cannot listen to the router at %r: %s", address.endpoint, error)
+                    logger.warning("cannot listen to the router at %r: %s", endpoint, error)
                     continue
-                self._followed[router_id] = address
+                self._followed[endpoint] = key
 
     def close(self) -> None:
         self._task.cancel()
@@ -58,8 +58,9 @@ class Subscriber:
 
     async def _listen(self) -> None:
         while True:
-            _, data = await self._socket.recv_multipart()
+            frames = await self._socket.recv_multipart()
             try:
-                self._hear(data)
-            except (msgspec.MsgspecError, ValueError) as error:
-                logger.warning("what a router says cannot be read: %s", error)
+                self._hear(frames[-1])
+            except Exception as error:  # whoever does not listen any more loses every answer
+                logger.warning("what a router says cannot be read: %r", error)
+            await asyncio.sleep(0)  # receiving does not wait where there is something, and others shall have their turn

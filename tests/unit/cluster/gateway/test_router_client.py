@@ -5,10 +5,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from ray.exceptions import PendingCallsLimitExceeded, RayActorError
 
 from actors.errors import RouterLost, Unavailable
+from actors.links.keys import LinkAddress, LinkKeys
 from cluster.gateway import router_client as asking
 from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
 from cluster.router.deployment import Router
@@ -111,3 +113,28 @@ def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls(
     router: Any = SimpleNamespace(_has_left=False, _directory=directory, _router_id="r")
     Router._leave_group(router)
     assert router._has_left
+
+
+async def test_the_status_does_not_wait_for_the_directory_which_is_asked_once_at_a_time():
+    asked = 0
+    answers = asyncio.Event()
+
+    async def client_keys() -> LinkKeys:
+        nonlocal asked
+        asked += 1
+        await answers.wait()
+        if asked == 1:
+            raise TimeoutError("the directory does not answer")
+        return LinkKeys.generate()
+
+    address = LinkAddress("tcp://127.0.0.1:9", LinkKeys.generate().public)
+    told = msgspec.structs.replace(status(True), told_by=("a", address))
+    client = RouterClient(Handle(says(told)), client_keys=client_keys)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(client.status() for _ in range(3)))
+        assert (asked, client._receiver) == (1, None)
+        answers.set()
+        while client._receiver is None:
+            await client.status()
+    assert asked == 2
+    client._receiver.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
 
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from cluster.routing.announcer import Announcer
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
 from cluster.routing.publisher import Publisher
@@ -71,7 +72,7 @@ async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gatew
     announcer = routers["a"]
     announcer.announce(None, ROOM)
     announcer.use(PROMPT[: 2 * BLOCK_TOKENS], "shared", "own")
-    gateway.listener.follow({name: one._publisher.address for name, one in routers.items()})
+    gateway.listener.follow(one._publisher.address for one in routers.values())
 
     def announce() -> None:
         for one in routers.values():
@@ -91,10 +92,10 @@ async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_cou
     announcer.announce(LOAD, ROOM)
     announcer.use(PROMPT, "shared", "own")
     addresses = {"a": announcer._publisher.address}
-    gateway.listener.follow(addresses)
+    gateway.listener.follow(addresses.values())
     await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
     second = Heard(keys)
-    second.listener.follow(addresses)
+    second.listener.follow(addresses.values())
     whole = await second.wait(lambda news: news.is_whole, lambda: announcer.announce(LOAD, ROOM))
     assert (whole.num_gateways, len(whole.block_hashes())) == (2, 4)
     second.listener.close()
@@ -104,14 +105,14 @@ async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_cou
 
 async def test_a_router_that_is_not_followed_any_more_is_not_heard(routers, gateway):
     addresses = {name: one._publisher.address for name, one in routers.items()}
-    gateway.listener.follow(addresses)
+    gateway.listener.follow(addresses.values())
 
     def announce() -> None:
         for one in routers.values():
             one.announce(LOAD, ROOM)
 
     await gateway.wait(lambda news: news.router_id == "b", announce)
-    gateway.listener.follow({"a": addresses["a"]})
+    gateway.listener.follow([addresses["a"]])
     await asyncio.sleep(0.1)
     gateway.news.clear()
     for _ in range(10):
@@ -124,7 +125,7 @@ async def test_a_stranger_hears_nothing(routers, gateway):
     announcer = routers["a"]
     stranger = Heard(LinkKeys.generate())
     for one in (gateway, stranger):
-        one.listener.follow({"a": announcer._publisher.address})
+        one.listener.follow([announcer._publisher.address])
     await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
     for _ in range(10):
         announcer.announce(LOAD, ROOM)
@@ -135,7 +136,7 @@ async def test_a_stranger_hears_nothing(routers, gateway):
 
 async def test_a_target_that_lost_its_memory_has_nothing_warm(routers, gateway):
     announcer = routers["a"]
-    gateway.listener.follow({"a": announcer._publisher.address})
+    gateway.listener.follow([announcer._publisher.address])
     announcer.announce(LOAD, ROOM)
     announcer.use(PROMPT, "shared", "own")
     await gateway.wait(lambda news: len(news.block_hashes()) == 4, lambda: announcer.announce(LOAD, ROOM))
@@ -143,3 +144,41 @@ async def test_a_target_that_lost_its_memory_has_nothing_warm(routers, gateway):
     gateway.news.clear()
     emptied = await gateway.wait(lambda news: news.is_whole, lambda: announcer.announce(LOAD, ROOM))
     assert emptied.block_hashes() == []
+
+
+async def test_a_router_at_the_port_of_one_that_has_gone_is_heard_on(routers, gateway, keys):
+    """The gateway hears of the new router before it forgets the old one."""
+    there, gone = routers["a"]._publisher.address, LinkKeys.generate().public
+    old = LinkAddress(there.endpoint, gone)
+    gateway.listener.follow([old])
+    gateway.listener.follow([old, there])
+    gateway.listener.follow([there])
+    await gateway.wait(lambda news: True, lambda: routers["a"].announce(LOAD, ROOM))
+
+
+async def test_a_gateway_that_was_busy_catches_up_and_others_have_their_turn(routers, keys):
+    """What a router has said meanwhile lies in the socket, and one message in the middle cannot be read."""
+    publisher = routers["a"]._publisher
+    heard: list[bytes] = []
+    turns: list[int] = []
+
+    def hear(data: bytes) -> None:
+        heard.append(data)
+        if data == b"7":
+            raise TypeError("what is this?")
+
+    listener = Subscriber(keys, NEWS, hear)
+    listener.follow([publisher.address])
+    async with asyncio.timeout(20):
+        while not publisher.subscribers:
+            publisher.meet()
+            await asyncio.sleep(0.01)
+        for number in range(1000):
+            publisher.send(NEWS, b"%d" % number)
+        time.sleep(0.3)  # noqa: ASYNC251  # the gateway is busy
+        while len(heard) < 1000:
+            turns.append(len(heard))
+            await asyncio.sleep(0)
+    assert heard == [b"%d" % number for number in range(1000)]
+    assert len(turns) > 500
+    listener.close()

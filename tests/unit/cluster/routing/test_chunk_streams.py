@@ -174,7 +174,7 @@ async def test_a_gateway_that_is_cut_off_gets_the_rest_through_serve(keys, monke
     router, client = await linked(keys, delay_s=0.005)
     chunks = generate_unbroken(client, request(num_tokens=90), lambda: None)  # type: ignore[arg-type]
     tokens = [*(await anext(chunks)).token_ids]
-    client._receiver.follow({})  # type: ignore[union-attr]
+    client._receiver.follow([])  # type: ignore[union-attr]
     tokens += [token async for chunk in chunks for token in chunk.token_ids]
     assert tokens == wanted(90)
     close(router, client)
@@ -238,8 +238,12 @@ async def test_chunks_of_two_attempts_are_not_mixed(keys):
         yield TokenChunk(request_id="r", index=2, token_ids=(5,), finish_reason="stop", attempt="b")
 
     heard = []
-    with pytest.raises(RouterLost, match="twice"):
+
+    async def read() -> None:
         async for chunk in receiver.chunks("r", served()):
-            heard.append(chunk)
-    assert heard == first
+            heard.append(chunk.token_ids)
+
+    with pytest.raises(RouterLost, match="twice"):
+        await read()
+    assert heard == [(0, 7), (1, 7)]
     receiver.close()
