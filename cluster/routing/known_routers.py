@@ -67,9 +67,10 @@ class KnownRouters:
     def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
         """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest.
 
-        Those that have not been heard lately share a rank. It comes first for as many of the requests as is their share
-        of the routers, so that a router whose news is lost is used all the same. Routers that say that they take no
-        requests come last.
+        Those that have not been heard lately share a rank with the first one for as many of the requests as is their
+        share of the routers: whoever has the shortest queue gets it. So a router whose news is lost is used all the
+        same, and one that hangs gets no more than the first one has. Routers that say that they take no requests come
+        last.
         """
         soonest, silent, closed = [], [], []
         for router_id in self._rng.sample(routers, len(routers)):
@@ -85,7 +86,10 @@ class KnownRouters:
         ranks = [[router_id] for _, router_id in sorted(soonest, key=lambda one: one[0])]
         if silent:
             is_their_turn = self._rng.random() * (len(silent) + len(ranks)) < len(silent)
-            ranks.insert(0 if is_their_turn else len(ranks), silent)
+            if is_their_turn and ranks:
+                ranks[0] += silent
+            else:
+                ranks.append(silent)
         return [*ranks, closed] if closed else ranks
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:

@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Sequence
 
-from ray.exceptions import RayError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from actors.links.keys import LinkAddress
@@ -65,7 +64,7 @@ class SoonestFirst(RequestRouter):
         request = next(iter(pending_request.args), None)
         if not isinstance(request, GenerationRequest):
             return [ready, others]
-        by_id = {replica.routing_stats.get(ROUTER_ID, ""): replica for replica in ready}
+        by_id = {replica.routing_stats.get(ROUTER_ID) or str(replica.replica_id): replica for replica in ready}
         prompt = routed_prompt(request)
         ranks = self._known.ranks(list(by_id), prompt, time.monotonic())
         if ranks and len(ranks[0]) == 1:
@@ -83,13 +82,13 @@ class SoonestFirst(RequestRouter):
         return True
 
     async def _start_to_listen(self) -> None:
-        """Get the key that routers admit. Until then, requests go to whoever has fewest."""
+        """With the key that routers admit. Until then, requests go to whoever has fewest."""
         while self._listener is None:
             try:
                 keys = await read_client_keys(self._directory_name)
                 self._listener = Subscriber(
                     keys, NEWS, lambda data: self._known.hear(decode_news(data), time.monotonic())
                 )
-            except (RayError, ValueError, TimeoutError) as error:
-                logger.warning("the directory did not answer: %r", error)
+            except Exception as error:
+                logger.warning("the gateway does not hear routers yet: %r", error)
                 await asyncio.sleep(_ASK_AGAIN_S)

@@ -93,8 +93,8 @@ def test_equal_routers_take_turns_by_chance():
 def test_a_router_that_is_not_heard_gets_its_share_and_one_that_is_closed_comes_last():
     routers = known(news("a"), news("b", load=None))
     ranks = [routers.ranks(["a", "b", "c"], prompt(1), 1.0) for _ in range(400)]
-    assert all(rank[-1] == ["b"] and len(rank) == 3 for rank in ranks)
-    assert 100 < sum(rank[0] == ["c"] for rank in ranks) < 300  # half of what the two get
+    assert {*map(str, ranks)} == {"[['a'], ['c'], ['b']]", "[['a', 'c'], ['b']]"}
+    assert 100 < sum("c" in rank[0] for rank in ranks) < 300  # half of what the two get, unless its queue is longer
     late = [routers.ranks(["a", "c"], prompt(1), 9.0) for _ in range(5)]  # nobody is heard any more
     assert all(sorted(rank) == ["a", "c"] for ranks in late for rank in ranks)
 

@@ -34,6 +34,7 @@ LOAD = RouterLoad(
 
 class Replica:
     def __init__(self, announcer: Announcer | None = None, router_id: str = "", *, is_ready: bool = True) -> None:
+        self.replica_id = object()
         self.routing_stats: dict[str, Any] = {READY: is_ready, ROUTER_ID: router_id}
         if announcer is not None:
             address = announcer._publisher.address
@@ -92,6 +93,29 @@ async def test_as_long_as_nothing_is_known_those_that_are_ready_come_first_and_i
     ]
     assert await policy.choose_replicas(others) in ([[], others], [[], others[::-1]])
     assert await policy.choose_replicas([]) == [[], []]
+
+
+async def test_routers_of_before_an_upgrade_which_do_not_say_who_they_are_are_all_used(policy):
+    replicas = [Replica() for _ in "abc"]
+    (rank, _) = await policy.choose_replicas(replicas, Pending(request(np.zeros(9, np.int32))))
+    assert set(rank) == set(replicas)
+
+
+async def test_a_gateway_asks_for_the_key_until_it_has_it(policy, keys, monkeypatch):
+    answers = [ConnectionError("Ray is not reached"), keys]
+
+    async def read_client_keys(name: str) -> LinkKeys:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(policy_module, "read_client_keys", read_client_keys)
+    monkeypatch.setattr(policy_module, "_ASK_AGAIN_S", 0.0)
+    async with asyncio.timeout(10):
+        while policy._listener is None:
+            await policy.choose_replicas([])
+            await asyncio.sleep(0)
+    policy._listener.close()
 
 
 async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announcers):
