@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
@@ -70,6 +71,19 @@ class SoonestFirst(RequestRouter):
         if ranks and len(ranks[0]) == 1:
             self._known.sent(ranks[0][0], prompt)
         return [*([by_id[router_id] for router_id in rank] for rank in ranks), others]
+
+    def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
+        """Give the replica to the request that it was chosen for. Serve itself looks for it by an id that all calls
+        within one HTTP request share, such as those for its `n` answers, and would route one of them alone.
+
+        request_metadata: each pending request has its own.
+        """
+        for pending in self._pending_requests_to_fulfill:
+            if pending.metadata is request_metadata and not pending.future.done():
+                self._record_queue_wait_time(pending)
+                pending.future.set_result(replica)
+                self._remove_pending_request_from_indices(pending)
+                return
 
     def _follow(self, replicas: Sequence[RunningReplica]) -> bool:
         """Listen to these routers. False: not yet."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve._private.request_router.common import RequestRoutingContext
+from ray.serve.request_router import PendingRequest, RunningReplica
 
 from actors.links.keys import LinkKeys
 from actors.messages import GenerationRequest, SamplingParams
@@ -30,6 +32,7 @@ LOAD = RouterLoad(
     sequence_s=0.001,
     answer_rounds=50.0,
 )
+DEPLOYMENT = DeploymentID(name="Router", app_name="paceline")
 
 
 class Replica:
@@ -142,3 +145,41 @@ async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announc
     replicas[1].routing_stats[READY] = False  # it drains: the warmth is lost, and nothing else
     assert [set(rank) for rank in await ranks_of(longer)][-1] == {replicas[1], standby}
     policy._listener.close()  # type: ignore[union-attr]
+
+
+class Listed(Replica):
+    """As Serve lists it."""
+
+    max_ongoing_requests = 100
+    node_id = availability_zone = ""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(router_id=name)
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        await asyncio.sleep(0.001)
+        return 0
+
+
+async def test_all_calls_of_one_http_request_are_routed(keys, monkeypatch):
+    """Those for its `n` answers are made at once, and have Serve's id of the HTTP request."""
+
+    async def read_client_keys(name: str) -> LinkKeys:
+        raise TimeoutError("the directory does not answer")
+
+    monkeypatch.setattr(policy_module, "read_client_keys", read_client_keys)
+    policy = SoonestFirst(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    policy.initialize_state(directory_name="the directory")
+    replicas: Any = [Listed("a"), Listed("b")]
+    policy.update_replicas(replicas)
+
+    async def routed() -> RunningReplica:
+        metadata = RequestMetadata(request_id="r", internal_request_id="of the HTTP request")
+        pending = PendingRequest([request(np.zeros(9, np.int32))], {}, metadata)
+        return await policy._choose_replica_for_request(pending)
+
+    async with asyncio.timeout(10):
+        chosen = await asyncio.gather(*(routed() for _ in range(6)))
+    assert set(chosen) <= set(replicas)
+    policy._asking.cancel()  # type: ignore[union-attr]
