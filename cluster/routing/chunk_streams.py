@@ -1,8 +1,8 @@
 """Chunks of answers from routers to gateways: those of a round and a gateway in one message.
 
-A call of Ray Serve for each request begins, ends and cancels an answer, and tells errors. Chunks do not take that way
-where the router hears that the gateway listens: through Serve, each costs a tenth of a millisecond at either end. What
-the messages lose is noticed by the chunks' indices, and the stream goes on as if its router was lost.
+A call of Ray Serve for each request begins, ends and cancels an answer, and tells errors. Chunks but the last do not
+take that way where the router hears that the gateway listens: through Serve, each costs the router a tenth of a
+millisecond. What the messages lose is noticed by the chunks' indices, and the stream goes on as if its router was lost.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class WarmBlocks:
-    """A least recently used set. Router and gateway each keep one and see the same blocks in the same order, so that
-    what one drops the other drops, too."""
+    """A least recently used set. Router and gateway each keep one and see nearly the same blocks in the same order, so
+    that what one drops the other soon drops, too."""
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity  # blocks
@@ -24,7 +24,7 @@ class WarmBlocks:
         return iter(self._blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
-        """In order: the last one stays longest."""
+        """The last one stays longest."""
         for block in blocks:
             self._blocks.pop(block, None)
             self._blocks[block] = None

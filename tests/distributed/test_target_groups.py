@@ -229,3 +229,10 @@ def test_conversations_come_back_to_the_router_that_has_their_prefix(two_groups)
                 prompts[index] = prompt + answer["choices"][0]["text"] + " and on"
             time.sleep(0.6)  # a person reads; routers tell more than once
     assert cached > 0.9 * possible
+
+
+def test_all_answers_of_one_request_come(two_groups):
+    """Each is a call of its own, routed at the same time as the others."""
+    body = {"prompt": "one of many", "max_tokens": 8, "n": 6, "temperature": 1.0}
+    answer = httpx.post(f"{two_groups.url}/v1/completions", json=body, timeout=60)
+    assert len(answer.json()["choices"]) == 6
