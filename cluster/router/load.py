@@ -21,17 +21,20 @@ class AnswerCosts:
     def __init__(self, counters: RouterCounters) -> None:
         self._counters = counters
         self._before = self._counted(0)
-        self._ended = self._turns = self._drafted = self._from_cache = 0.0
+        self._ended = self._turns = self._drafted = self._emitted = self._from_cache = 0.0
 
     def observe(self, num_ended: int) -> None:
         """num_ended: requests since the start."""
         counted = self._counted(num_ended)
-        ended, turns, drafted, from_cache = (now - then for now, then in zip(counted, self._before, strict=True))
+        ended, turns, drafted, emitted, from_cache = (
+            now - then for now, then in zip(counted, self._before, strict=True)
+        )
         self._before = counted
         kept = 0.5 if self._ended >= _RECENT else 1.0
         self._ended = kept * self._ended + ended
         self._turns = kept * self._turns + turns
         self._drafted = kept * self._drafted + drafted
+        self._emitted = kept * self._emitted + emitted
         self._from_cache = kept * self._from_cache + from_cache
 
     @property
@@ -45,14 +48,17 @@ class AnswerCosts:
 
     @property
     def cache_gain(self) -> float:
-        """Accepted tokens from the shared cache, by sequence and round."""
-        return self._from_cache / self._turns if self._turns else 0.0
+        """Emitted tokens from the shared cache for each of the others: by this share, answers take more rounds without
+        it."""
+        others = self._emitted - self._from_cache
+        return self._from_cache / others if others else 0.0
 
-    def _counted(self, num_ended: int) -> tuple[int, int, int, int]:
+    def _counted(self, num_ended: int) -> tuple[int, int, int, int, int]:
         """Ended requests; a turn is one sequence's part in a round in which it emits."""
         counters = self._counters
         turns = counters.emitted_tokens - counters.accepted_tokens.total()
-        return num_ended, turns, counters.draft_tokens, counters.accepted_tokens[CACHE]
+        from_cache = counters.accepted_tokens[CACHE]
+        return num_ended, turns, counters.draft_tokens, counters.emitted_tokens, from_cache
 
 
 def router_load(

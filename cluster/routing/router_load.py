@@ -16,7 +16,7 @@ class RouterLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     round_s: float  # seconds of a round with one sequence
     sequence_s: float  # seconds that each further sequence adds to a round
     answer_rounds: float  # rounds of an answer
-    # Accepted tokens a round from drafts out of the shared cache: what a router is without where the namespace is new.
+    # Share of rounds that an answer takes more without drafts out of the shared cache, as where the namespace is new.
     cache_gain: float = 0.0
 
 

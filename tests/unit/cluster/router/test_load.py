@@ -40,13 +40,18 @@ def test_before_anything_has_ended_answers_take_a_usual_number_of_rounds():
 
 def test_rounds_rows_and_what_the_cache_brings_are_those_of_the_last_requests():
     usual = costs(ended=4, rounds=200, drafted=600, accepted=100, from_cache=50)
-    assert (usual.answer_rounds, usual.rows, usual.cache_gain) == (50.0, 4.0, 0.25)
+    assert (usual.answer_rounds, usual.rows, usual.cache_gain) == (50.0, 4.0, 50 / 300)
     counters = RouterCounters()
     changing = AnswerCosts(counters)
     for number, turns in enumerate([100] * 5 + [10] * 20, 1):
         counters.emitted_tokens += 64 * turns
         changing.observe(64 * number)
     assert 10 <= changing.answer_rounds < 11
+
+
+def test_where_each_round_has_many_tokens_the_cache_saves_no_more_rounds_than_its_share():
+    """350 tokens in 50 rounds, 50 of them from the cache: without it, seven rounds more and not fifty."""
+    assert costs(ended=1, rounds=50, accepted=250, from_cache=50).cache_gain == pytest.approx(1 / 6)
 
 
 def test_the_load_is_of_the_curve_and_prompts_that_are_computed_are_no_backlog():
