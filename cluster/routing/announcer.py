@@ -29,7 +29,7 @@ class Announcer:
         use without it."""
         blocks = [*reversed(prefix_blocks(token_ids, prefix_namespace)), namespace_block(namespace)]
         self._warm.use(blocks)
-        if self._publisher.subscribers[NEWS]:
+        if self._publisher.subscribers[NEWS] and len(self._used) <= self._warm.capacity:  # beyond, all are told anyway
             self._used += blocks
 
     def forget(self) -> None:

@@ -182,3 +182,17 @@ async def test_a_gateway_that_was_busy_catches_up_and_others_have_their_turn(rou
     assert heard == [b"%d" % number for number in range(1000)]
     assert len(turns) > 500
     listener.close()
+
+
+async def test_a_router_that_does_not_come_to_announce_keeps_no_more_than_it_has(routers, gateway):
+    announcer = routers["a"]
+    gateway.listener.follow([announcer._publisher.address])
+    small = 5 * BLOCK_TOKENS
+    await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, small))
+    for number in range(50):
+        announcer.use(PROMPT + number, "shared", "own")
+    assert len(announcer._used) <= 10
+    gateway.news.clear()
+    whole = await gateway.wait(lambda news: bool(news.blocks), lambda: announcer.announce(LOAD, small))
+    assert whole.is_whole
+    assert whole.block_hashes()[1:] == [*reversed(prefix_blocks(PROMPT + 49, "shared")), namespace_block("own")]
