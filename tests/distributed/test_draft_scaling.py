@@ -130,6 +130,7 @@ class Load:
                 client.result()
 
 
+@pytest.mark.slow  # that workers come and go under load, the next test shows, too
 def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, wanted):
     wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the first worker")
     before = other_processes()

@@ -1,0 +1,107 @@
+"""Routers chosen by their news against routers with the fewest requests: prefix hits and first tokens.
+
+    python -m tests.bench.simulate.routing [--groups 2 8] [--seconds 600] [--rate 0.45]
+
+rate: conversations a second and group; system prompts come four times as often, in requests of one turn. Hit rates are
+shares of those of one router that forgets nothing and is never busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from cluster.cli.table import plain_table
+from cluster.config import ClusterConfig
+from cluster.simulate.forward_time import MeasuredTimes
+from cluster.simulate.options import ForwardOptions, SimulationOptions
+from cluster.simulate.service_rates import ServiceRates
+from cluster.simulate.simulation import Simulation, measured_rates
+from cluster.simulate.texts import PhraseTexts
+
+KV_TOKENS = 262_144
+# A target on a GPU: 10 ms a round, 0.2 ms more for a sequence, 0.3 ms for a prompt token.
+FORWARD = ForwardOptions(row_times=((1, 0.010), (32, 0.016), (256, 0.084), (512, 0.160)))
+TRACES: dict[str, dict[str, Any]] = {
+    "conversations": {"turns": 5.0, "think_s": 20.0, "system_tokens": 512, "prompt_tokens": 220, "answer_tokens": 115},
+    "system prompts": {
+        "turns": 1.0,
+        "system_tokens": 2000,
+        "system_prompts": 8,
+        "prompt_tokens": 220,
+        "answer_tokens": 115,
+    },
+    "one hot prompt": {
+        "turns": 2.0,
+        "think_s": 20.0,
+        "system_tokens": 1024,
+        "system_prompts": 1,
+        "tenant_skew": 2.5,
+        "prompt_tokens": 220,
+        "answer_tokens": 115,
+    },
+}
+RATES = {"conversations": 1.0, "system prompts": 4.0, "one hot prompt": 2.0}  # of the given one
+NAMES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tokens_per_s", "prefix_hit_rate")
+
+
+def config_of(groups: int, kv_tokens: int = KV_TOKENS, places: int = 32) -> ClusterConfig:
+    return ClusterConfig.model_validate(
+        {
+            "target": {"groups": groups, "kv_cache_tokens": kv_tokens},
+            "draft": {"model": "none"},
+            "gateway": {"replicas": 2},
+            "router": {"max_running": places},
+        }
+    )
+
+
+def options_of(trace: str, rate: float, seconds: float, *, news: bool, forward: ForwardOptions) -> SimulationOptions:
+    return SimulationOptions.model_validate(
+        {
+            "level": "aggregate",
+            "news": news,
+            "seconds": seconds,
+            "warm_up_s": seconds / 4,
+            "forward": forward,
+            "traffic": {"conversations_per_s": rate, "tenants": 50, "tenant_skew": 1.0, **TRACES[trace]},
+        }
+    )
+
+
+def rates_of(trace: str, forward: ForwardOptions) -> ServiceRates:
+    first = options_of(trace, 1.0, 40.0, news=False, forward=forward)
+    few_tenants = first.model_copy(update={"traffic": first.traffic.model_copy(update={"tenants": 8})})
+    return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=MeasuredTimes(forward), seconds=20.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--groups", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--rate", type=float, default=0.45)
+    arguments = parser.parse_args()
+    at_once = ForwardOptions(row_times=((1, 1e-5), (512, 2e-5)))
+    for trace, times in RATES.items():
+        rates, fast_rates = rates_of(trace, FORWARD), rates_of(trace, at_once)
+        for groups in arguments.groups:
+            rate = arguments.rate * times * groups
+            found = {}
+            for name, news in (("fewest requests", False), ("by news", True)):
+                told = options_of(trace, rate, arguments.seconds, news=news, forward=FORWARD)
+                found[name] = Simulation(config_of(groups), told, rates=rates).run().figures
+            told = options_of(trace, rate, arguments.seconds, news=False, forward=at_once)
+            ideal = Simulation(config_of(1, 1 << 30, 256), told, rates=fast_rates).run().figures["prefix_hit_rate"]
+            fewest, by_news = found.values()
+            rows = [
+                (name, *(f"{one[name]:,.2f}" for one in found.values()), _ratio(name, *found.values()))
+                for name in NAMES
+            ]
+            hits = (f"{one['prefix_hit_rate'] / ideal:.2f}" for one in (fewest, by_news))
+            rows.append(("hits, of the ideal", *hits, f"ideal {ideal:.2f}"))
+            title = f"\n{trace}, {groups} groups, {fewest['requests']:.0f} requests"
+            print(plain_table(title, ("figure", *found, "ratio"), rows), flush=True)
+
+
+if __name__ == "__main__":
+    main()
