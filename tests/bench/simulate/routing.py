@@ -94,7 +94,7 @@ def main() -> None:
             ideal = Simulation(config_of(1, 1 << 30, 256), told, rates=fast_rates).run().figures["prefix_hit_rate"]
             fewest, by_news = found.values()
             rows = [
-                (name, *(f"{one[name]:,.2f}" for one in found.values()), _ratio(name, *found.values()))
+                (name, f"{fewest[name]:,.2f}", f"{by_news[name]:,.2f}", f"{by_news[name] / fewest[name]:.2f}")
                 for name in NAMES
             ]
             hits = (f"{one['prefix_hit_rate'] / ideal:.2f}" for one in (fewest, by_news))
