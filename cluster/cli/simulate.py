@@ -37,7 +37,7 @@ def simulate(
     faults: int = typer.Option(0, min=0, help="Random failures during the simulation."),
     output: Literal["text", "json"] = typer.Option("text", "--format"),
 ) -> None:
-    """Throughput, latencies, goodput, draft workers and cache traffic of a simulated cluster.
+    """Simulate a cluster under traffic and failures: throughput, latencies, goodput, draft workers, cache traffic.
 
     Routers, drafters, routing, admission and autoscaling are the real ones; forwards, networks and failures are
     modelled. What is modelled how: docs/scale.md.

@@ -217,18 +217,21 @@ def test_conversations_come_back_to_the_router_that_has_their_prefix(two_groups)
     assert scale("target", "--groups", "2").returncode == 0
     wait_for(lambda: two_groups.num_groups() == 2, "the second group")
     prompts = [f"{number} " + word * 60 for number, word in enumerate(("oak ", "elm ", "ash ", "fir "))]
-    cached = possible = 0
+    shares: list[float] = []  # of each turn's prompts, from the cache
     with httpx.Client(timeout=240) as client:
-        for turn in range(7):
+        while len(shares) < 4 or (
+            min(shares[-3:]) < 0.9 and len(shares) < 25
+        ):  # gateways hear a new router after a while
+            cached = possible = 0
             for index, prompt in enumerate(prompts):
                 body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
                 answer = client.post(f"{two_groups.url}/v1/completions", json=body).json()
-                if turn > 3:  # by then gateways hear the router that has just got its group
-                    cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                    possible += len(prompt) - 20
+                cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                possible += len(prompt) - 20
                 prompts[index] = prompt + answer["choices"][0]["text"] + " and on"
+            shares.append(cached / possible)
             time.sleep(0.6)  # a person reads; routers tell more than once
-    assert cached > 0.9 * possible
+    assert min(shares[-3:]) >= 0.9, shares
 
 
 def test_all_answers_of_one_request_come(two_groups):

@@ -275,13 +275,15 @@ async def test_predictions_and_sources_of_tokens_are_told_over_grpc_as_over_http
         answers = [stub.Generate(request, timeout=60), *stub.GenerateStream(request, timeout=60)]
         plain = stub.Generate(pb.GenerateRequest(prompt="a", max_tokens=2), timeout=60)
     whole, *chunks = answers
-    sources = [[one.text, one.source] for one in whole.token_sources]
-    assert {source for _, source in sources} == {"prediction", "target"}
-    assert sources == wanted["choices"][0]["token_sources"]
-    assert [[one.text, one.source] for chunk in chunks for one in chunk.token_sources] == sources
-    for answer in (whole, chunks[-1]):
-        assert answer.usage.accepted_prediction_tokens == details["accepted_prediction_tokens"]
-        assert answer.usage.rejected_prediction_tokens == details["rejected_prediction_tokens"]
+    over_http = wanted["choices"][0]["token_sources"]
+    # How many guesses a round verifies depends on measured times, so who proposed a token may differ between calls.
+    for sources in (whole.token_sources, [one for chunk in chunks for one in chunk.token_sources]):
+        assert [one.text for one in sources] == [text for text, _ in over_http]
+        assert {one.source for one in sources} == {"prediction", "target"}
+    for usage in (whole.usage, chunks[-1].usage):
+        assert usage.accepted_prediction_tokens > 0
+        told = usage.accepted_prediction_tokens + usage.rejected_prediction_tokens
+        assert told == details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"]
     assert not plain.usage.HasField("accepted_prediction_tokens")
     assert not plain.token_sources
 

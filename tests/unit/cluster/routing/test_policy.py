@@ -69,14 +69,18 @@ async def announcers(keys: LinkKeys) -> AsyncIterator[list[Announcer]]:
 
 
 @pytest.fixture
-def policy(keys: LinkKeys, monkeypatch: pytest.MonkeyPatch) -> SoonestFirst:
+async def policy(keys: LinkKeys, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SoonestFirst]:
     async def read_client_keys(name: str) -> LinkKeys:
         return keys
 
     monkeypatch.setattr(policy_module, "read_client_keys", read_client_keys)
     one = SoonestFirst.__new__(SoonestFirst)
     one.initialize_state(directory_name="the directory")
-    return one
+    yield one
+    if one._asking is not None:
+        one._asking.cancel()
+    if one._listener is not None:  # its socket must not outlive the test's event loop
+        one._listener.close()
 
 
 async def test_as_long_as_nothing_is_known_those_that_are_ready_come_first_and_in_no_fixed_order(policy):
@@ -118,7 +122,6 @@ async def test_a_gateway_asks_for_the_key_until_it_has_it(policy, keys, monkeypa
         while policy._listener is None:
             await policy.choose_replicas([])
             await asyncio.sleep(0)
-    policy._listener.close()
 
 
 async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announcers):
@@ -144,7 +147,6 @@ async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announc
     assert [len(rank) for rank in ranks] == [1, 1, 1, 1]
     replicas[1].routing_stats[READY] = False  # it drains: the warmth is lost, and nothing else
     assert [set(rank) for rank in await ranks_of(longer)][-1] == {replicas[1], standby}
-    policy._listener.close()  # type: ignore[union-attr]
 
 
 class Listed(Replica):
