@@ -228,7 +228,7 @@ def build_draft_engine(
 
 
 def _checked_grammars(target: ModelSource) -> Grammars:
-    """Of the target's vocabulary, for grammars that its router has compiled."""
+    """Grammars over the target's vocabulary; its router has compiled them before."""
     text = load_config(target).get_text_config()
     ends = eos_token_ids_of(target, text)
     return Grammars(lambda: load_tokenizer(target), int(text.vocab_size), ends, target.name, are_checked=True)

@@ -38,7 +38,7 @@ class LinkServer:
         """`host`: the IP address to bind and to tell clients. Raises LinkError if it cannot be bound."""
         self.stats = LinkStats()
         self._settings = settings or LinkSettings()
-        host = _bindable(host)
+        host = bindable(host)
         self._context = zmq.Context()  # not shared: a context has one authentication handler
         self._socket = self._context.socket(zmq.ROUTER)
         self._gate: Gate | None = None
@@ -138,7 +138,8 @@ class LinkServer:
             self._socket.rcvtimeo = self._recv_timeout_ms = timeout_ms
 
 
-def _bindable(host: str) -> str:
+def bindable(host: str) -> str:
+    """The IP address as it stands in an endpoint. Raises LinkError if it is none, or a wildcard."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -105,7 +105,8 @@ def _argmax_within(bits, words, index, rows, columns):  # type: ignore[no-untype
 
 @njit(cache=True, nogil=True)
 def _largest_allowed(bits, first, count, allowed):  # type: ignore[no-untyped-def]
-    """Of the columns of one word. Without a branch on bits, and with a fixed number of steps, loops are vectorized."""
+    """The largest bits among the allowed columns of one word. Without a branch on bits, and with a fixed number of
+    steps, loops are vectorized."""
     largest = np.int32(_NOTHING)
     if count < 32:
         for place in range(count):

@@ -126,7 +126,7 @@ class _Policy:
         return self._delayed(wanted, context, now)
 
     def _allowed(self, held: int) -> int:
-        """Of a number that was set by hand, as much as there may be."""
+        """A number that was set by hand, cut to what there may be."""
         return held
 
     def _desired(self, context: Any, fewest: int, most: int) -> int | None:

@@ -43,7 +43,7 @@ class AnswerCosts:
 
     @property
     def rows(self) -> float:
-        """Of a sequence in a round."""
+        """Rows that a sequence has in a round."""
         return 1.0 + (self._drafted / self._turns if self._turns else 0.0)
 
     @property

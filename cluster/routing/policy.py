@@ -14,8 +14,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
 from actors.workers.directory import read_client_keys
-from cluster.routing.known_routers import KnownRouters, routed_prompt
-from cluster.routing.replica_choice import ready_first
+from cluster.routing.known_routers import KnownRouters
+from cluster.routing.replica_choice import ready_first, soonest_first
 from cluster.routing.router_news import NEWS, decode_news
 from cluster.routing.subscriber import Subscriber
 
@@ -66,11 +66,7 @@ class SoonestFirst(RequestRouter):
         if not isinstance(request, GenerationRequest):
             return [ready, others]
         by_id = {replica.routing_stats.get(ROUTER_ID) or str(replica.replica_id): replica for replica in ready}
-        prompt = routed_prompt(request)
-        ranks = self._known.ranks(list(by_id), prompt, time.monotonic())
-        if ranks and len(ranks[0]) == 1:
-            self._known.sent(ranks[0][0], prompt)
-        return [*([by_id[router_id] for router_id in rank] for rank in ranks), others]
+        return [*soonest_first(self._known, by_id, request, time.monotonic()), others]
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
         """Give the replica to the request that it was chosen for. Serve itself looks for it by an id that all calls

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,6 +11,7 @@ import zmq
 from actors.errors import LinkError
 from actors.links.gate import Gate
 from actors.links.keys import LinkAddress, LinkKeys
+from actors.links.server import bindable
 from actors.links.settings import LinkSettings
 from actors.links.stats import LinkStats
 
@@ -24,6 +24,7 @@ class Publisher:
 
     def __init__(self, client_public_keys: Iterable[bytes], host: str) -> None:
         """host: the IP address to bind and to tell gateways. Raises LinkError if it cannot be bound."""
+        host = bindable(host)
         self.subscribers = Counter[bytes]()  # gateways by topic, as of the last `meet`
         keys = LinkKeys.generate()
         self._context = zmq.Context()  # not shared: a context has one authentication handler
@@ -32,11 +33,11 @@ class Publisher:
         try:
             LinkSettings(queue_messages=QUEUE_MESSAGES).apply(self._socket)
             self._socket.set(zmq.XPUB_VERBOSER, 1)  # every gateway that comes and goes is told
-            self._socket.ipv6 = ":" in host
+            self._socket.ipv6 = host.startswith("[")
             self._socket.curve_server = True
             self._socket.curve_secretkey = keys.secret
             self._gate = Gate(self._context, self._socket, client_public_keys, LinkStats())
-            self._socket.bind(f"tcp://{_in_endpoint(host)}:*")
+            self._socket.bind(f"tcp://{host}:*")
             endpoint = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         except zmq.ZMQError as error:
             self.close()
@@ -73,7 +74,3 @@ class Publisher:
         self._context.term()
         if self._gate is not None:
             self._gate.join()
-
-
-def _in_endpoint(host: str) -> str:
-    return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host

@@ -11,8 +11,8 @@ import numpy as np
 
 from actors.messages import GenerationRequest
 from cluster.router.deployment import MAX_ONGOING_REQUESTS
-from cluster.routing.known_routers import KnownRouters, routed_prompt
-from cluster.routing.replica_choice import ready_first
+from cluster.routing.known_routers import KnownRouters
+from cluster.routing.replica_choice import ready_first, soonest_first
 from cluster.routing.router_news import decode_news
 from cluster.simulate.rounds import Group
 
@@ -67,11 +67,7 @@ class RouterChoice:
         is_ready = self._readiness.ready.__contains__
         ready, others = ready_first(self._readiness.groups, is_ready, sample=self._sample)
         by_id = {group.name: group for group in ready}
-        prompt = routed_prompt(request)
-        ranks = self._known.ranks(list(by_id), prompt, now)
-        if ranks and len(ranks[0]) == 1:
-            self._known.sent(ranks[0][0], prompt)
-        for rank in (*([by_id[name] for name in rank] for rank in ranks), others):
+        for rank in (*soonest_first(self._known, by_id, request, now), others):
             if rank and (chosen := self._shortest(rank, now)) is not None:
                 self._lengths.tell(chosen, self._lengths.known[chosen] + 1, now)
                 return chosen

@@ -13,20 +13,10 @@ from actors.links.keys import LinkAddress, LinkKeys
 from cluster.routing.announcer import Announcer
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
 from cluster.routing.publisher import Publisher
-from cluster.routing.router_load import RouterLoad
 from cluster.routing.router_news import NEWS, RouterNews, decode_news
 from cluster.routing.subscriber import Subscriber
+from paceline_testing.router_loads import IDLE
 
-LOAD = RouterLoad(
-    num_running=1,
-    num_waiting=0,
-    num_places=4,
-    backlog_tokens=0,
-    token_s=0.001,
-    round_s=0.01,
-    sequence_s=0.001,
-    answer_rounds=50.0,
-)
 PROMPT = np.arange(3 * BLOCK_TOKENS, dtype=np.int32)
 BLOCKS = prefix_blocks(PROMPT, "shared")
 ROOM = 100 * BLOCK_TOKENS  # tokens
@@ -76,11 +66,11 @@ async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gatew
 
     def announce() -> None:
         for one in routers.values():
-            one.announce(LOAD, ROOM)
+            one.announce(IDLE, ROOM)
 
     whole = await gateway.wait(lambda news: news.router_id == "a" and news.is_whole, announce)
     assert whole.block_hashes() == [*reversed(BLOCKS[:2]), namespace_block("own")]
-    assert (whole.load, whole.num_gateways, whole.num_blocks) == (LOAD, 1, 100)
+    assert (whole.load, whole.num_gateways, whole.num_blocks) == (IDLE, 1, 100)
     await gateway.wait(lambda news: news.router_id == "b", announce)
     announcer.use(PROMPT, "shared", "own")
     more = await gateway.wait(lambda news: news.router_id == "a" and not news.is_whole and bool(news.blocks), announce)
@@ -89,18 +79,18 @@ async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gatew
 
 async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_counted(routers, gateway, keys):
     announcer = routers["a"]
-    announcer.announce(LOAD, ROOM)
+    announcer.announce(IDLE, ROOM)
     announcer.use(PROMPT, "shared", "own")
     addresses = {"a": announcer._publisher.address}
     gateway.listener.follow(addresses.values())
-    await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
+    await gateway.wait(lambda news: True, lambda: announcer.announce(IDLE, ROOM))
     second = Heard(keys)
     second.listener.follow(addresses.values())
-    whole = await second.wait(lambda news: news.is_whole, lambda: announcer.announce(LOAD, ROOM))
+    whole = await second.wait(lambda news: news.is_whole, lambda: announcer.announce(IDLE, ROOM))
     assert (whole.num_gateways, len(whole.block_hashes())) == (2, 4)
     second.listener.close()
     gateway.news.clear()
-    await gateway.wait(lambda news: news.num_gateways == 1, lambda: announcer.announce(LOAD, ROOM))
+    await gateway.wait(lambda news: news.num_gateways == 1, lambda: announcer.announce(IDLE, ROOM))
 
 
 async def test_a_router_that_is_not_followed_any_more_is_not_heard(routers, gateway):
@@ -109,7 +99,7 @@ async def test_a_router_that_is_not_followed_any_more_is_not_heard(routers, gate
 
     def announce() -> None:
         for one in routers.values():
-            one.announce(LOAD, ROOM)
+            one.announce(IDLE, ROOM)
 
     await gateway.wait(lambda news: news.router_id == "b", announce)
     gateway.listener.follow([addresses["a"]])
@@ -126,9 +116,9 @@ async def test_a_stranger_hears_nothing(routers, gateway):
     stranger = Heard(LinkKeys.generate())
     for one in (gateway, stranger):
         one.listener.follow([announcer._publisher.address])
-    await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, ROOM))
+    await gateway.wait(lambda news: True, lambda: announcer.announce(IDLE, ROOM))
     for _ in range(10):
-        announcer.announce(LOAD, ROOM)
+        announcer.announce(IDLE, ROOM)
         await asyncio.sleep(0.02)
     assert stranger.news == []
     stranger.listener.close()
@@ -137,12 +127,12 @@ async def test_a_stranger_hears_nothing(routers, gateway):
 async def test_a_target_that_lost_its_memory_has_nothing_warm(routers, gateway):
     announcer = routers["a"]
     gateway.listener.follow([announcer._publisher.address])
-    announcer.announce(LOAD, ROOM)
+    announcer.announce(IDLE, ROOM)
     announcer.use(PROMPT, "shared", "own")
-    await gateway.wait(lambda news: len(news.block_hashes()) == 4, lambda: announcer.announce(LOAD, ROOM))
+    await gateway.wait(lambda news: len(news.block_hashes()) == 4, lambda: announcer.announce(IDLE, ROOM))
     announcer.forget()
     gateway.news.clear()
-    emptied = await gateway.wait(lambda news: news.is_whole, lambda: announcer.announce(LOAD, ROOM))
+    emptied = await gateway.wait(lambda news: news.is_whole, lambda: announcer.announce(IDLE, ROOM))
     assert emptied.block_hashes() == []
 
 
@@ -153,7 +143,7 @@ async def test_a_router_at_the_port_of_one_that_has_gone_is_heard_on(routers, ga
     gateway.listener.follow([old])
     gateway.listener.follow([old, there])
     gateway.listener.follow([there])
-    await gateway.wait(lambda news: True, lambda: routers["a"].announce(LOAD, ROOM))
+    await gateway.wait(lambda news: True, lambda: routers["a"].announce(IDLE, ROOM))
 
 
 async def test_a_gateway_that_was_busy_catches_up_and_others_have_their_turn(routers, keys):
@@ -188,11 +178,11 @@ async def test_a_router_that_does_not_come_to_announce_keeps_no_more_than_it_has
     announcer = routers["a"]
     gateway.listener.follow([announcer._publisher.address])
     small = 5 * BLOCK_TOKENS
-    await gateway.wait(lambda news: True, lambda: announcer.announce(LOAD, small))
+    await gateway.wait(lambda news: True, lambda: announcer.announce(IDLE, small))
     for number in range(50):
         announcer.use(PROMPT + number, "shared", "own")
     assert len(announcer._used) <= 10
     gateway.news.clear()
-    whole = await gateway.wait(lambda news: bool(news.blocks), lambda: announcer.announce(LOAD, small))
+    whole = await gateway.wait(lambda news: bool(news.blocks), lambda: announcer.announce(IDLE, small))
     assert whole.is_whole
     assert whole.block_hashes()[1:] == [*reversed(prefix_blocks(PROMPT + 49, "shared")), namespace_block("own")]

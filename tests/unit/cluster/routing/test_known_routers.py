@@ -13,18 +13,9 @@ from cluster.routing.known_routers import KnownRouters, RoutedPrompt
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
 from cluster.routing.router_news import RouterNews, packed
+from paceline_testing.router_loads import IDLE
 
 NAMESPACE = 7
-IDLE = RouterLoad(
-    num_running=0,
-    num_waiting=0,
-    num_places=4,
-    backlog_tokens=0,
-    token_s=0.001,
-    round_s=0.01,
-    sequence_s=0.001,
-    answer_rounds=50.0,
-)
 
 
 def news(router_id: str, blocks: tuple[int, ...] = (), **fields: Any) -> RouterNews:

@@ -20,18 +20,8 @@ from cluster.routing.announcer import Announcer
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.publisher import Publisher
-from cluster.routing.router_load import RouterLoad
+from paceline_testing.router_loads import IDLE
 
-LOAD = RouterLoad(
-    num_running=0,
-    num_waiting=0,
-    num_places=4,
-    backlog_tokens=0,
-    token_s=0.001,
-    round_s=0.01,
-    sequence_s=0.001,
-    answer_rounds=50.0,
-)
 DEPLOYMENT = DeploymentID(name="Router", app_name="paceline")
 
 
@@ -128,7 +118,7 @@ async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announc
     replicas = [Replica(announcer, name) for announcer, name in zip(announcers, "abc", strict=True)]
     standby = Replica(router_id="d", is_ready=False)
     prompt = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
-    announcers[1].announce(LOAD, 100 * BLOCK_TOKENS)
+    announcers[1].announce(IDLE, 100 * BLOCK_TOKENS)
     announcers[1].use(prompt, "", "")
 
     async def ranks_of(tokens: np.ndarray) -> list[list[Replica]]:
@@ -138,7 +128,7 @@ async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announc
     async with asyncio.timeout(20):
         while len(await ranks_of(prompt)) < 4:
             for announcer in announcers:
-                announcer.announce(LOAD, 100 * BLOCK_TOKENS)
+                announcer.announce(IDLE, 100 * BLOCK_TOKENS)
             await asyncio.sleep(0.02)
     longer = np.concatenate([prompt, prompt])
     ranks = await ranks_of(longer)
