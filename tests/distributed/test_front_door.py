@@ -271,21 +271,18 @@ def test_a_killed_gateway_costs_its_own_streams_alone_and_others_at_most_three_s
         psutil.Process(victim).kill()
         failed_for, statuses = gap(lambda: complete(door), lambda: len(set(ray_processes(GATEWAY)) - {victim}) == 2)
         answers = [each.result() for each in whole]
-    assert {answer.status_code for answer in answers} == {200, 503}
-    assert {each.json()["error"]["code"] for each in answers if each.status_code == 503} == {"unavailable"}
     endings = [ending_of(call) for call in over_grpc]
     for thread in threads:
         thread.join(60)
-    lost = [seen for seen in streams if seen[-1] != "data: [DONE]"]
-    assert 0 < len(lost) < len(streams)
-    for seen in lost:
+    lost_whole = [answer for answer in answers if answer.status_code != 200]
+    lost_streams = [seen for seen in streams if seen[-1] != "data: [DONE]"]
+    lost_calls = [details for code, details in endings if code is not grpc.StatusCode.OK]
+    assert 0 < len(lost_whole) + len(lost_streams) + len(lost_calls) < 22  # Serve may give all of one kind to one
+    for answer in lost_whole:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    for seen in lost_streams:
         assert seen[-1].startswith('data: {"error":{"message":"the answer broke off before its end')
-    assert {ending[0] for ending in endings} == {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
-    for code, details in endings:
-        assert (
-            code is grpc.StatusCode.OK
-            or details == "the gateway that answered was lost; the same call may be sent again"
-        )
+    assert set(lost_calls) <= {"the gateway that answered was lost; the same call may be sent again"}
     print(f"killed gateway: refused for {failed_for:.2f} s, {statuses}")
     assert failed_for <= 3, statuses
 
