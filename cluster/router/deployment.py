@@ -313,6 +313,7 @@ def router_application(settings: RouterSettings, *upstream: Any, replicas: int =
         max_queued_requests=settings.config.max_running + settings.config.max_waiting + _STATUS_CALLS,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=1.0,  # gateways try a broken router for seconds only
+        graceful_shutdown_wait_loop_s=0.5,  # gateways hear at once that a replica goes
         graceful_shutdown_timeout_s=_DRAIN_S,
     )
     return deployment.bind(settings, *upstream)
