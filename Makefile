@@ -68,7 +68,7 @@ check: $(STAMP) lint  ## while you work: lint, then the quick unit tests, which 
 test: setup lint  ## what CI runs: lint, then all tests but the slow ones
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-test-slow: setup  ## tests that take minutes: several nodes of Ray, an upgrade and the loss of nodes under load
+test-slow: setup  ## tests that take long: several nodes of Ray, loss of nodes under load, all kinds of models on devices
 	$(BIN)/python -m pytest -m slow
 
 test-browser: setup  ## tests of the page in headless Chromium, which Debian's package manager installs if root asks

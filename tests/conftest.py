@@ -74,6 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _WHOLE & set(getattr(item, "fixturenames", ())):
             item.add_marker("whole")
+        if item.nodeid.startswith(_RAY_TESTS):
+            # Real processes are killed under real time limits. The report names each test that ran twice.
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -128,7 +131,10 @@ def triton_device() -> torch.device:
     import torch
     from triton import knobs
 
+    from paceline_testing.quick_interpreter import quicken_interpreter
+
     if knobs.runtime.interpret:
+        quicken_interpreter()
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.skip("Triton has been told not to interpret (TRITON_INTERPRET), and there is no GPU")

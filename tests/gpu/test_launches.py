@@ -54,13 +54,14 @@ def check(row: dict) -> None:
     assert {name: row[name] for name in ONE_COPY_EACH_WAY} == ONE_COPY_EACH_WAY
 
 
+SIZES = (1, False, 7), (32, False, 31), (32, True, 31)
+
+
 def of_layers(compiled: bool) -> list:
-    """All cases. torch's compiler takes seconds for a case, and rounds ask for the same whatever they hold: the largest
-    of a shape stand for the others."""
-    return [
-        pytest.param(*case, compiled, marks=[] if not compiled or case[1:] == (32, True, 31) else pytest.mark.slow)
-        for case in CASES
-    ]
+    """All cases. Rounds ask for the same whatever they hold, so that some of a shape stand for the others. To compile
+    one takes ten seconds."""
+    quick = {("8B", 32, True, 31)} if compiled else {(shape, *size) for shape in SHAPES for size in SIZES}
+    return [pytest.param(*case, compiled, marks=[] if case in quick else pytest.mark.slow) for case in CASES]
 
 
 @needs_triton
@@ -184,7 +185,7 @@ def test_a_copy_or_wait_more_in_a_round_exceeds_a_limit(monkeypatch, plant):
         ("8B", 1, 256, False),
         ("8B", 1, 4096, False),
         ("8B", 4, 512, False),
-        ("8B", 2, 512, True),
+        pytest.param("8B", 2, 512, True, marks=pytest.mark.slow),
         ("70B/8", 2, 512, False),
     ],
 )
@@ -255,7 +256,7 @@ def test_a_copy_or_wait_more_in_a_level_is_seen(monkeypatch, plant):
 
 
 @needs_triton
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_kernels_more_in_a_round_exceed_the_limit(monkeypatch, compiled):
     usual = row_of("70B/8", 1, True, 7, compiled=compiled, **ON_DEVICE)
     plain = DeviceRounds._launch

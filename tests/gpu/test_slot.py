@@ -17,7 +17,8 @@ SLOT = Path(__file__).with_name("slot.py")
 pytestmark = pytest.mark.whole
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=[] if part == 2 else pytest.mark.slow) for part in PARTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_runs_dry(part, tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
     environment = {name: value for name, value in os.environ.items() if name != "OUT"}

@@ -145,9 +145,9 @@ def test_answers_are_those_of_the_reference_with_and_without_drafts(models, draf
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_no_drafter_changes_a_constrained_answer(models, drafts_pay, drafter, exact):
     local = engine(models, (drafter,), exact=exact)
-    for constraint in ("json", "regex", "structural_tag"):
+    for constraint, times in (("json", 2), ("structural_tag", 1)):  # cold, and with what was learnt
         wanted = wanted_of(models, constraint, "sampled")
-        for _ in range(2):
+        for _ in range(times):
             assert answers_of(local, constraint, "sampled", predictions=[tokens for tokens, _ in wanted]) == wanted
     assert local.core.counters.invalid_trees.total() == local.core.counters.drafter_errors.total() == 0
 

@@ -248,7 +248,7 @@ def die_before_masks(address: LinkAddress, keys: LinkKeys) -> None:
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("kind", [TargetEngine, SlowDevice])
+@pytest.mark.parametrize("kind", [pytest.param(TargetEngine, marks=pytest.mark.slow), SlowDevice])
 async def test_a_router_that_dies_before_its_masks_costs_the_others_a_few_seconds(model, kind) -> None:
     with serving(engine_of(model, kind)) as (loop, server):
         died = asyncio.Event()

@@ -8,6 +8,7 @@ from tests.bench import same_tokens
 from tests.bench.same_tokens import HERE, Case, cases_of, compare, differences, prompts_of, tiny_models
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_checkout_emits_its_own_tokens_with_drafts_and_without(tmp_path):
     model, draft_model = map(str, tiny_models(tmp_path))

@@ -76,7 +76,11 @@ def drafts(
     return found
 
 
-@pytest.mark.parametrize("vocab_map", [None, torch.arange(0, VOCAB, 2)], ids=["whole", "reduced"])
+@pytest.mark.parametrize(
+    "vocab_map",
+    [pytest.param(None, marks=pytest.mark.slow), torch.arange(0, VOCAB, 2)],
+    ids=["whole", "reduced"],
+)
 def test_trees_are_the_same_for_all_kinds_of_sampling(triton_device, vocab_map):
     wanted = drafts("padded", triton_device, SAMPLINGS, vocab_map)
     assert sum(len(tokens) for tokens, _ in wanted) > 30

@@ -35,6 +35,7 @@ from tests.gpu.launches import counted
 VOCAB, SIZE, HEADS, EPS = 61, 32, 4, 1e-5
 HEAD_KINDS = {"eagle": ("eagle", {}), "eagle3": ("eagle3", {}), "eagle3 reduced": ("eagle3", {"draft_vocab_size": 23})}
 GREEDY = SamplingParams(seed=1, temperature=0.0)
+PLACES = ("padded", "triton_tree")
 
 
 def target_model(kind: str = "llama", layers: int = 4) -> PreTrainedModel:
@@ -56,7 +57,21 @@ class Place(NamedTuple):
 HOST = Place()
 
 
-@pytest.fixture(params=["padded", "triton_tree"])
+# Interpreted kernels take seconds: one kind of head stands for the others there.
+SOME_ON_DEVICES = pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(
+            name, place, marks=pytest.mark.slow if place == "triton_tree" and name in ("eagle", "eagle3") else ()
+        )
+        for name in HEAD_KINDS
+        for place in PLACES
+    ],
+    indirect=["place"],
+)
+
+
+@pytest.fixture(params=PLACES)
 def place(request, triton_device) -> Place:
     """With Triton the head's trees grow on the device."""
     return HOST if request.param == "padded" else Place(request.param, str(triton_device))
@@ -243,7 +258,7 @@ def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, n
     assert text.accepted >= 4
 
 
-@pytest.mark.parametrize("name", HEAD_KINDS)
+@SOME_ON_DEVICES
 def test_batches_chunked_prompts_and_other_limits_change_no_tree(tmp_path, name, place):
     depth, top_k = 3, 5
     engine = make_engine(tmp_path, name, place=place, depth=depth, top_k=top_k)
@@ -297,7 +312,7 @@ def test_a_cached_prefix_keeps_what_the_head_knows_of_it(tmp_path):
     assert_tree(second, Reference("eagle"), 2, 3)
 
 
-@pytest.mark.parametrize("name", HEAD_KINDS)
+@SOME_ON_DEVICES
 def test_rows_that_the_head_did_not_see_are_a_gap_and_cost_neither_tokens_nor_errors(tmp_path, name, place):
     engine = make_engine(tmp_path, name, place=place)
     plain = TargetEngine(target_model(), EngineOptions(200, 4))
@@ -406,7 +421,7 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
         rng = np.random.default_rng(3)
         texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
         rounds = []
-        for number in range(12):
+        for number in range(9):
             drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
             run(engine, texts, *[text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)])
             rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])

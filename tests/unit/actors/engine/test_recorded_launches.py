@@ -92,8 +92,14 @@ def recordable_engine(attention: str, device: torch.device) -> TargetEngine:
 
 
 @pytest.mark.usefixtures("torch_kernels")
-@pytest.mark.parametrize("samples", [True, False])
-@pytest.mark.parametrize("are_recorded", [False, True])
+@pytest.mark.parametrize(
+    ("are_recorded", "samples"),
+    [
+        (True, True),
+        (False, False),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, False), (False, True))),
+    ],
+)
 def test_a_prompt_longer_than_a_round_is_computed_in_parts(triton_device, are_recorded, samples):
     """samples: False on the ranks of a group that draw nothing."""
     said = []
@@ -121,7 +127,7 @@ def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
     for each in rounds:
         for length in (7, 6, 2):
             each.start(length)
-    for number in range(9):
+    for number in range(8):
         host, device = (each.step(nodes=3 if number else 0, num_successors=num_successors) for each in rounds)
         assert device == host
     assert graphs.replays >= 4

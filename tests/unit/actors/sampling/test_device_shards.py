@@ -50,7 +50,7 @@ from tests.gpu.launches import Counting
 pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
 
 # The interpreter is slow; shrinking a failure would take minutes.
-few = settings(max_examples=12, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+few = settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 WIDTH = 200
 seeds = st.integers(0, 2**32)
 # Where one shard ends and the next begins; those of three may be empty.
@@ -172,7 +172,7 @@ def test_shards_read_the_adjustments_of_sequences_from_a_table(triton_device, op
     assert torch.equal(found, wanted)
 
 
-@settings(few, max_examples=6)
+@settings(few, max_examples=4)
 @given(st.lists(st.sampled_from(TRUNCATING), min_size=1, max_size=3), splits, seeds)
 def test_whole_rows_of_the_same_kernels_give_the_same(triton_device, options, cuts, seed):
     """These are what a process without shards runs on a device."""
@@ -206,7 +206,7 @@ def test_rows_that_are_nearly_flat_are_not_told(triton_device):
     assert (tokens == -1).sum() > 6
 
 
-@settings(few, max_examples=6)
+@settings(few, max_examples=4)
 @given(st.lists(st.floats(-3, 3, width=16), min_size=2, max_size=12), st.integers(1, 12), st.integers(0, 12), seeds)
 @example([1.0] * 8, 3, 5, 0)  # half of the mass is that of four tokens, exactly
 def test_cuts_among_equal_scores_keep_the_lowest_ids(triton_device, values, top_k, cut, seed):

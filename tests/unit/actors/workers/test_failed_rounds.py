@@ -245,14 +245,22 @@ def test_sequences_that_are_sent_again_after_a_failure_have_their_tokens(unfaili
         (runner.kv, "copy_slots", False),
         (engine, "result", False),
     ]
-    places += [(runner._arena, "send", False), (runner._arena, "send", True)] if attention == "triton_tree" else []
+    ahead = [(engine._rounds, "begin"), (engine._rounds, "read"), (engine, "result")]
+    if attention == "triton_tree":  # what the host alone does has been seen with padded attention
+        places = [
+            *places[2:4],
+            (engine._rounds, "read", False),
+            (runner._arena, "send", False),
+            (runner._arena, "send", True),
+        ]
+        ahead = ahead[1:2]
     for place, name, afterwards in places:
         with failing(place, name, afterwards=afterwards) as calls:
             router.run(2)
         assert calls
         check_cached_blocks(engine, reference)
         check_integrity(engine)
-    for place, name in ((engine._rounds, "begin"), (engine._rounds, "read"), (engine, "result")):
+    for place, name in ahead:
         with failing(place, name, skipped=1) as calls:  # of the round that was sent ahead and followed at once
             router.run(3)
         assert len(calls) > 1

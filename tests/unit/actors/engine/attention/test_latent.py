@@ -112,8 +112,14 @@ class Stream:
             self.accepted += len(verdict.path)
 
 
-@pytest.mark.parametrize("attention", ["padded", "triton_tree"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        *((kind, "padded") for kind in KINDS),
+        ("deepseek_v3", "triton_tree"),
+        *(pytest.param(kind, "triton_tree", marks=pytest.mark.slow) for kind in ("deepseek_v2", "minicpm3")),
+    ],
+)
 def test_the_engine_says_what_the_unpatched_model_says(triton_device, kind, attention):
     """Prompts in chunks, a reused prefix, and accepted paths that are moved into their places."""
     reference = make(kind)

@@ -57,7 +57,7 @@ class TreeCase(Case):
 
 
 # Not shrunk: the interpreter would take minutes.
-@settings(max_examples=16, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=10, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     forest=forests(),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (7, 1)]),
@@ -109,7 +109,7 @@ def test_a_head_of_256(triton_device):
         (1, (9, 8), torch.float32),
     ],
 )
-@pytest.mark.parametrize("launch", [{}, {"split_size": 16}])
+@pytest.mark.parametrize("launch", [{}, pytest.param({"split_size": 16}, marks=pytest.mark.slow)])
 def test_values_that_are_columns_of_the_keys(triton_device, heads, dims, dtype, launch):
     forest = forest_of([(20, 19, BRANCHED, 0), (9, 3, [], 0)], block_size=16)
     scoring = Scoring(dims[0] ** -0.5, None, None)
