@@ -16,6 +16,8 @@ Every class passes its arguments to `Exception.__init__`, so it survives picklin
 
 from __future__ import annotations
 
+import json
+
 _MAX_SHOWN_CHARS = 256  # longer values are cut: gRPC clients refuse errors of more than a few kilobytes
 
 
@@ -26,6 +28,14 @@ class Size(str):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+MISSING = Size("missing")  # what is required and is not there
+
+
+def spelled(value: object) -> str:
+    """A value in a message: null, true, false and Infinity as JSON's parsers spell them, texts in single quotes."""
+    return json.dumps(value) if value is None or isinstance(value, (bool, float)) else repr(value)
 
 
 class PacelineError(Exception):
@@ -43,7 +53,7 @@ class InvalidRequest(PacelineError):
         self.code = code
 
     def __str__(self) -> str:
-        value = repr(self.value)
+        value = spelled(self.value)
         if len(value) > _MAX_SHOWN_CHARS:
             value = f"{value[:_MAX_SHOWN_CHARS]}..."
         return f"{self.field} is {value}; {self.limit}"

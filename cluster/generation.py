@@ -12,16 +12,16 @@ from pydantic import Field
 from actors.errors import InvalidRequest, Size
 from actors.messages import Acceptance, CacheUse, SamplingParams
 from cluster.constraints.structured_outputs import StructuredOutputs
-from cluster.validation import StrictFields, checked, counted
+from cluster.validation import StrictFields, Whole, checked, counted, shown
 
 # Defaults that depend on where a generation is asked for: OpenAI's API samples, the local engine is greedy.
 HTTP_TEMPERATURE = 1.0
 LOCAL_TEMPERATURE = 0.0
 LOCAL_NEW_TOKENS = 256
 
-NumNewTokens = Annotated[int, Field(ge=1)]
-MaxDraftTokens = Annotated[int, Field(ge=0, le=256)]
-NumLogprobs = Annotated[int, Field(ge=0, le=20)]
+NumNewTokens = Annotated[int, Field(ge=1), Whole]
+MaxDraftTokens = Annotated[int, Field(ge=0, le=256), Whole]
+NumLogprobs = Annotated[int, Field(ge=0, le=20), Whole]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -30,10 +30,10 @@ class SamplingFields(StrictFields):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: off
+    top_k: Annotated[int, Field(ge=-1, lt=2**31), Whole] | None = None  # 0 and -1: off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=128, strict=False)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), Whole] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=128, strict=False), Whole] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
@@ -96,7 +96,7 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
     for token in token_ids:
         # The first comparison is that of a prompt of many thousand plain integers.
         if type(token) is not int and (isinstance(token, bool) or not isinstance(token, Integral)):
-            raise InvalidRequest(field, repr(token), "token ids are integers")
+            raise InvalidRequest(field, shown(token), "token ids are integers")
         if not 0 <= token < vocab_size:
             raise InvalidRequest(field, token, f"token ids are from 0 to {vocab_size - 1}")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from actors.errors import InvalidRequest, Size
+from actors.errors import MISSING, InvalidRequest, Size, spelled
 
 Fields = TypeVar("Fields", bound=BaseModel)
 
@@ -28,8 +29,8 @@ _MUST_BE = {
     "string": "a string",
     "list": "a list",
     "tuple": "a list",
-    "dict": "a mapping",
-    "model": "a mapping",
+    "dict": "an object",
+    "model": "an object",
     "path": "a path",
     "none_required": "null",
 }
@@ -50,8 +51,24 @@ _BOUNDS = {
 }
 
 
+_NAME = re.compile(r"[\w-]+")
+_PYTHON_NAME = re.compile(r"\b(?:None|True|False)\b")
+
+
+def _whole_numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
+        return [_whole_numbers(one) for one in value]
+    return value
+
+
+# On whole numbers of requests, and on lists of them: JSON has one kind of number, and some clients write 2 as 2.0.
+Whole = BeforeValidator(_whole_numbers)
+
+
 class StrictFields(BaseModel):
-    """A request or a part of one: unknown fields are errors, and nothing is converted."""
+    """A request or a part of one: unknown fields are errors, and nothing is converted but what `Whole` is on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -61,7 +78,7 @@ def first_problem(error: ValidationError) -> InvalidRequest:
     problem = error.errors(include_url=False)[0]
     field = field_path(problem["loc"])
     if problem["type"] == "missing":
-        return InvalidRequest(field, None, "it is required", "missing_required_parameter")
+        return InvalidRequest(field, MISSING, "it is required", "missing_required_parameter")
     value = size_of(problem["input"]) if _is_private(problem) else shown(problem["input"])
     if problem["type"] == "extra_forbidden":
         return InvalidRequest(field, value, "there is no such parameter", "unknown_parameter")
@@ -80,7 +97,7 @@ def describe(error: ValidationError) -> str:
         elif problem["type"] == "value_error":
             parts.append(f"{field}: {limit_of(problem)}")
         else:
-            value = re.sub(r"//\S*@", "//...@", repr(problem["input"]))  # a URL may have a password in it
+            value = re.sub(r"//\S*@", "//...@", spelled(problem["input"]))  # a URL may have a password in it
             parts.append(f"{field} is {value}; {limit_of(problem)}")
     return "; ".join(parts)
 
@@ -88,8 +105,10 @@ def describe(error: ValidationError) -> str:
 def limit_of(problem: ErrorDetails) -> str:
     """What the value must be, in words, from one of the `errors()` of a pydantic ValidationError."""
     kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "too_long" and context.get("max_length") == 0:
+        return "it must be empty"
     if kind in _BOUNDS:
-        limit = _BOUNDS[kind].format(**{name: _number(value) for name, value in context.items()})
+        limit = _BOUNDS[kind].format(**{name: _in_words(value) for name, value in context.items()})
         return re.sub(r"\b1 (item|character)s\b", r"1 \1", limit)
     for known, words in _MUST_BE.items():
         if kind == known or kind.startswith(f"{known}_"):
@@ -98,7 +117,9 @@ def limit_of(problem: ErrorDetails) -> str:
     return message.replace("Input should", "it must", 1) if message.startswith("Input") else message
 
 
-def _number(bound: object) -> object:
+def _in_words(bound: object) -> object:
+    if isinstance(bound, str):  # the values of a literal
+        return _PYTHON_NAME.sub(lambda found: spelled(literal_eval(found[0])), bound)
     return f"{bound:g}" if isinstance(bound, float) else bound
 
 
@@ -107,7 +128,7 @@ def field_path(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():  # others are the names that pydantic gives to the branches of a union
+        elif _NAME.fullmatch(part):  # others are the names that pydantic and `unions` give to branches of a union
             path += f".{part}" if path else part
     return path[:MAX_SHOWN_CHARS] or "body"
 

@@ -189,5 +189,5 @@ def _reason(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()] or ["for no known reason"]
     told = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     reason = f"{lines[0]} {told[-1]}" if told else lines[0]
-    reason = _KNOWN_REASONS.get(reason, reason)
+    reason = _KNOWN_REASONS.get(reason, reason).replace("Expected f64", "Expected a number")
     return reason if len(reason) <= _MOST_REASON_CHARS else f"{reason[:_MOST_REASON_CHARS]}..."

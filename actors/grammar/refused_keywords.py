@@ -15,10 +15,15 @@ _Holds = Callable[[Any, str], bool]  # whether the value of a keyword is what a 
 
 _PLACE = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: ")
 
-# What a message says, the keyword, and whether that keyword's value is meant.
+# What a message says, the keyword (None: the first group), and whether that keyword's value is the last group.
 _COMPLAINTS: tuple[tuple[re.Pattern[str], str | None, _Holds], ...] = (
     (re.compile(r'Unimplemented keys: \["([^"]+)"'), None, lambda value, key: True),
-    (re.compile(r"^(\w+) must be an? "), None, lambda value, key: not isinstance(value, (dict, list))),
+    (
+        re.compile(r"^Expected .+ for '(\w+)'(?: item)?, got (.+)"),
+        None,
+        lambda value, got: got in map(json.dumps, [value, *_listed(value)]),
+    ),
+    (re.compile(r"^(\$?\w+) must be an? "), None, lambda value, key: not isinstance(value, (dict, list))),
     (re.compile(r"Invalid type: (.+)"), "type", lambda value, name: value == name or name in _listed(value)),
     (re.compile(r"Unknown format: (.+)"), "format", lambda value, name: value == name),
     (re.compile(r"Pointer '(.*)' does not exist"), "$ref", lambda value, to: _text(value) in (f"#{to}", to)),
@@ -75,7 +80,7 @@ def _candidates(problem: str, schema: dict[str, Any]) -> Iterator[RefusedKeyword
         if found := pattern.search(problem):
             name = keyword or found[1]
             for part in schema_parts(schema):
-                if name in part.schema and holds(part.schema[name], found[1]):
+                if name in part.schema and holds(part.schema[name], found[pattern.groups]):
                     yield RefusedKeyword(part, name)
     if "oneOf" in problem:
         options = [part for part in schema_parts(schema) if "oneOf" in part.schema]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from actors.errors import InvalidRequest
+from actors.errors import MISSING, InvalidRequest
 from cluster.cli.row_times import parse_row_times
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def size(
 def _check(asked: Namespace) -> None:
     """Refuse options that mean nothing beside the others. Raises InvalidRequest."""
     if asked.target is None:
-        raise InvalidRequest("--target", asked.target, "give --target, or --config")
+        raise InvalidRequest("--target", MISSING, "give --target, or --config")
     unpriced = asked.price_per_gpu_hour is None
     for applies, limit, names in (
         (

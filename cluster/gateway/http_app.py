@@ -39,7 +39,8 @@ def paceline_version() -> str:
 def create_app(service: GenerationService, config: GatewayConfig, answers_request_id: bool = True) -> FastAPI:
     """All routes over one service. The app keeps no state. answers_request_id: False if the proxy adds the header, as
     Serve's does."""
-    app = FastAPI(title="Paceline", version=paceline_version(), docs_url=None, redoc_url=None)
+    # A redirect from a path with a slash behind it would send clients of a TLS proxy to http.
+    app = FastAPI(title="Paceline", version=paceline_version(), docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_error_handlers(app)
     add_operational_routes(app, service, config)
     add_openai_routes(app, service, config)

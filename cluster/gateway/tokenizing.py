@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from actors.errors import InvalidRequest
+from actors.errors import MISSING, InvalidRequest
 from cluster.gateway.requests.chat_schema import TemplateFields, conversation_of, template_options, tool_use
 from cluster.gateway.requests.schema import parse_fields
 from cluster.gateway.service import GenerationService
@@ -16,7 +16,7 @@ from cluster.tenants.gatekeeper import Tenant
 from cluster.text.chat_format import NO_TOOLS
 from cluster.text.chat_template import TemplateOptions
 from cluster.text.text_codec import Prompt
-from cluster.validation import StrictFields, size_of
+from cluster.validation import StrictFields, Whole, size_of
 
 
 class TokenizePromptBody(StrictFields):
@@ -39,7 +39,7 @@ class DetokenizeBody(StrictFields):
     """POST /detokenize. Special tokens are part of the text."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Whole]
 
 
 TokenizeBody = TokenizePromptBody | TokenizeChatBody
@@ -67,7 +67,7 @@ def parse_tokenize(fields: Mapping[str, Any], unknown: Literal["refuse", "ignore
             raise InvalidRequest("prompt", size_of(fields["prompt"]), "messages are given, too; send one of them")
         return parse_fields(TokenizeChatBody, fields, unknown)
     if fields.get("prompt") is None:
-        raise InvalidRequest("prompt", None, "one of prompt and messages is required", "missing_required_parameter")
+        raise InvalidRequest("prompt", MISSING, "one of prompt and messages is required", "missing_required_parameter")
     return parse_fields(TokenizePromptBody, fields, unknown)
 
 

@@ -21,7 +21,7 @@ from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.generation import LOCAL_NEW_TOKENS, GenerationOptions, LengthLimits, check_token_ids
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
-from cluster.validation import counted
+from cluster.validation import counted, shown
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
@@ -130,7 +130,7 @@ class LocalRequests:
         if isinstance(prompt, str):
             token_ids = self._tokenizer.encode(prompt)
         elif not isinstance(prompt, Sequence | np.ndarray):
-            raise InvalidRequest(field, repr(prompt), "it must be a text, a list of messages or a list of token ids")
+            raise InvalidRequest(field, shown(prompt), "it must be a text, a list of messages or a list of token ids")
         elif len(prompt) and isinstance(prompt[0], Mapping):
             token_ids = self._encode_conversation(list(cast(Sequence[Mapping[str, str]], prompt)), field)
         else:
@@ -147,13 +147,13 @@ class LocalRequests:
         return np.asarray(token_ids[: self._max_model_len], dtype=np.int32)
 
     def _encode_conversation(self, messages: list[Mapping[str, str]], field: str) -> list[int]:
-        shown = counted(len(messages), "message")
+        told = counted(len(messages), "message")
         if not self._tokenizer.chat_template:
-            raise InvalidRequest(field, shown, f"model {self._info.name!r} has no chat template; give a text instead")
+            raise InvalidRequest(field, told, f"model {self._info.name!r} has no chat template; give a text instead")
         try:
             token_ids: Any = self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequest(field, shown, f"the model's chat template refuses them: {error}") from None
+            raise InvalidRequest(field, told, f"the model's chat template refuses them: {error}") from None
         return list(token_ids)

@@ -313,9 +313,9 @@ def test_what_cannot_be_served_is_refused_with_a_reason(model_dirs):
         local.generate([[]])
     for prompts, message in (
         ("abc", "prompts is 'abc'; it must be a list of prompts"),
-        ([[65, 1.5]], r"prompts\[0\] is '1.5'; token ids are integers"),
-        ([[True]], r"prompts\[0\] is 'True'; token ids are integers"),
-        ([None], r"prompts\[0\] is 'None'; it must be a text, a list of messages or a list of token ids"),
+        ([[65, 1.5]], r"prompts\[0\] is 1.5; token ids are integers"),
+        ([[True]], r"prompts\[0\] is true; token ids are integers"),
+        ([None], r"prompts\[0\] is null; it must be a text, a list of messages or a list of token ids"),
         ([{"role": "user"}], r"prompts\[0\] is .*; it must be a text, a list of messages"),
     ):
         with pytest.raises(InvalidRequest, match=message):

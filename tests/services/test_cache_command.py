@@ -220,7 +220,7 @@ def test_purges_want_a_yes_and_say_what_is_gone(run, server, target, fingerprint
     ("arguments", "reason"),
     [
         (("import", __file__, "-n", "public"), "nothing but the promotion gate writes to it"),
-        (("stats",), "--namespace is None; name one, or a --tenant"),
+        (("stats",), "--namespace is missing; name one, or a --tenant"),
         (("stats", "-n", "Not A Name"), "namespace is 'Not A Name'"),
         (("stats", "-n", "absent"), "there is no namespace 'open.absent'"),
         (("stats", "--tenant", "acme"), "there are no tenants"),

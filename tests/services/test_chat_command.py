@@ -211,7 +211,7 @@ def test_a_conversation_with_a_server(url, script):
         ([*NOBODY, "--model", "smollm2"], "--model is 'smollm2'; the server at --url has its own"),
         ([*NOBODY, "--corpus", "notes"], "--corpus is 'notes'; the server at --url has its own; leave it out"),
         ([*NOBODY, "--acceptance", "rejection"], "--acceptance is 'rejection'; the server at --url has its own; "),
-        ([*NOBODY, "--debug"], "--debug is True; a server tells only its totals; leave it out with --url"),
+        ([*NOBODY, "--debug"], "--debug is true; a server tells only its totals; leave it out with --url"),
         (NOBODY, "http://127.0.0.1:9/v1/models does not list a model"),
         (["--top-p", "0"], "--top-p is 0.0; it must be above 0"),
     ],

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from actors.errors import InvalidRequest
+from actors.errors import MISSING, InvalidRequest
 from cluster.constraints.structured_outputs import StructuredOutputs
 
 NO_TASK = "prompts"  # task of rows that name none
@@ -70,7 +70,7 @@ def read_bench_prompts(file: Path | None, spec_bench: Path | None) -> list[Bench
         return _read_rows(file, "--prompts")
     if spec_bench is not None and file is None:
         return _read_rows(spec_bench / "question.jsonl", "--spec-bench")
-    raise InvalidRequest("--prompts", str(file) if file else None, "give either --prompts or --spec-bench")
+    raise InvalidRequest("--prompts", str(file) if file else MISSING, "give either --prompts or --spec-bench")
 
 
 def user_says(text: str) -> tuple[dict[str, str], ...]:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from actors.errors import InvalidRequest
+from actors.errors import MISSING, InvalidRequest
 from actors.home import paceline_home
 from actors.models.catalog import Progress, resolve_model
 from cache_service.admin.audit_log import os_user
@@ -54,7 +54,7 @@ class NamespaceOptions:
     def query(self, fingerprint: str | None = None) -> NamespaceQuery:
         """Raises InvalidRequest where neither a namespace nor a tenant is named."""
         if self.namespace is None and self.tenant is None:
-            raise InvalidRequest("--namespace", None, "name one, or a --tenant; see `paceline cache list`")
+            raise InvalidRequest("--namespace", MISSING, "name one, or a --tenant; see `paceline cache list`")
         return NamespaceQuery(self.namespace or "", self.tenant or "", fingerprint or "")
 
 

@@ -31,6 +31,14 @@ class Piece:
     prompt_scores: tuple[TokenScore, ...] = ()  # of the prompt, with an answer's first piece, where the call wants them
 
 
+def joined_by_choice(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of a whole call as one piece for each of its answers, in order of choice."""
+    by_choice: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        by_choice.setdefault(piece.choice, []).append(piece)
+    return [joined(by_choice[choice]) for choice in sorted(by_choice)]
+
+
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Consecutive pieces of one answer, at least one, as one."""
     if len(pieces) == 1:

@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from actors.errors import MISSING
 from actors.logs import REQUEST_ID_HEADER
 from cluster.gateway.door.error_answer import error_answer
 from cluster.gateway.door.hosts import PROBE_PATHS
@@ -72,7 +73,7 @@ class JsonRequired:
             if _has_body(headers) and (len(given) != 1 or not _is_json(given[0])):
                 error = NotJson(
                     "Content-Type",
-                    ", ".join(given) or None,
+                    ", ".join(given) or MISSING,
                     "it must be application/json; with curl: -H 'Content-Type: application/json'",
                 )
                 await error_answer(status_of(error))(scope, receive, send)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.gateway.answers.chat_events import ChatEvents, new_call_id, text_of
 from cluster.gateway.answers.logprobs import TokenScore
-from cluster.gateway.answers.piece import Piece, TokenSource
+from cluster.gateway.answers.piece import Piece, TokenSource, joined_by_choice
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.paceline.v1 import inference_pb2
@@ -16,6 +16,7 @@ from cluster.text.token_strings import TokenStrings
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
 
 _FINISH_REASONS = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
     "stop": inference_pb2.FINISH_REASON_STOP,
     "length": inference_pb2.FINISH_REASON_LENGTH,
     "tool_calls": inference_pb2.FINISH_REASON_TOOL_CALLS,
@@ -23,39 +24,61 @@ _FINISH_REASONS = {
 
 
 class GrpcAnswer:
-    """Writes one answer, as one response or as chunks."""
+    """Writes a call's answers, as one response or as chunks."""
 
     def __init__(self, prepared: PreparedCall, service: GenerationService) -> None:
         self._prepared = prepared
         self._strings = service.token_strings
         self._head: dict[str, Any] = {"id": prepared.arrival.call_id, "model": service.model.name}
-        self._events = ChatEvents(service.answer_parser(prepared) if prepared.call.is_chat else None)
+        self._events = [
+            ChatEvents(service.answer_parser(prepared) if prepared.call.is_chat else None) for _ in prepared.requests
+        ]
+        self._totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n, prepared.num_prediction_tokens)
+        self._num_open = len(prepared.requests)
         self._num_chunks = 0
 
     def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
-        events = [event for piece in pieces for event in self._events.of(piece)]
+        for piece in pieces:
+            self._totals.add(piece)
+        first, *others = joined_by_choice(pieces)
+        response = self._answer(first)
+        response.MergeFrom(
+            inference_pb2.GenerateResponse(
+                **self._head,
+                prompt_token_ids=self._prompt_ids(),
+                prompt_logprobs=self._logprobs(first.prompt_scores),
+                others=map(self._answer, others),
+                **self._sums(),
+            )
+        )
+        return response
+
+    def _answer(self, piece: Piece) -> inference_pb2.GenerateResponse:
+        """What is one answer's own. piece: all of it."""
+        events = self._events[piece.choice].of(piece)
         return inference_pb2.GenerateResponse(
-            **self._head,
+            index=piece.choice,
             text=text_of(events, Content),
             reasoning=text_of(events, Reasoning),
             tool_calls=_calls(_deltas(events)),
-            token_ids=[token for piece in pieces for token in piece.token_ids],
-            logprobs=self._logprobs(score for piece in pieces for score in piece.scores),
-            prompt_token_ids=self._prompt_ids(),
-            prompt_logprobs=self._logprobs(score for piece in pieces for score in piece.prompt_scores),
-            token_sources=[_source(pair) for piece in pieces for pair in piece.token_sources],
-            **self._ending(pieces[-1]),
+            token_ids=piece.token_ids,
+            logprobs=self._logprobs(piece.scores),
+            token_sources=map(_source, piece.token_sources),
+            finish_reason=self._finish_reason(piece),
         )
 
     def chunk(self, piece: Piece) -> inference_pb2.GenerateChunk | None:
         """None: the piece is held back, since it may be the beginning of a call."""
-        events = self._events.of(piece)
+        self._totals.add(piece)
+        self._num_open -= piece.finish_reason is not None
+        events = self._events[piece.choice].of(piece)
         has_tokens = bool(piece.token_ids or piece.scores or piece.prompt_scores or piece.token_sources)
         if not (events or has_tokens or piece.finish_reason is not None):
             return None
         number, self._num_chunks = self._num_chunks, self._num_chunks + 1
         return inference_pb2.GenerateChunk(
             **self._head,
+            index=piece.choice,
             sequence_number=number,
             text=text_of(events, Content),
             reasoning=text_of(events, Reasoning),
@@ -63,9 +86,10 @@ class GrpcAnswer:
             token_ids=piece.token_ids,
             logprobs=self._logprobs(piece.scores),
             prompt_token_ids=() if number else self._prompt_ids(),
-            prompt_logprobs=self._logprobs(piece.prompt_scores),
+            prompt_logprobs=() if number else self._logprobs(piece.prompt_scores),
             token_sources=map(_source, piece.token_sources),
-            **(self._ending(piece) if piece.finish_reason is not None else {}),
+            finish_reason=self._finish_reason(piece),
+            **({} if self._num_open else self._sums()),
         )
 
     def _prompt_ids(self) -> list[int]:
@@ -75,15 +99,14 @@ class GrpcAnswer:
     def _logprobs(self, scores: Iterable[TokenScore]) -> list[inference_pb2.TokenLogprob]:
         return [_logprob(score, self._strings) for score in scores]
 
-    def _ending(self, piece: Piece) -> dict[str, Any]:
-        """Fields of the last message of an answer; `piece` is the last piece."""
-        prepared = self._prepared
-        totals = AnswerTotals(prepared.num_prompt_tokens, 1, prepared.num_prediction_tokens)
-        totals.add(piece)
-        usage = totals.usage()
-        reason = self._events.finish_reason(piece, self._prepared.call.tool_use) or "stop"
-        ending: dict[str, Any] = {
-            "finish_reason": _FINISH_REASONS[reason],
+    def _finish_reason(self, piece: Piece) -> inference_pb2.FinishReason:
+        reason = self._events[piece.choice].finish_reason(piece, self._prepared.call.tool_use)
+        return _FINISH_REASONS[reason]
+
+    def _sums(self) -> dict[str, Any]:
+        """Fields about all answers, after the last piece."""
+        usage = self._totals.usage()
+        sums: dict[str, Any] = {
             "usage": inference_pb2.Usage(
                 prompt_tokens=usage["prompt_tokens"],
                 completion_tokens=usage["completion_tokens"],
@@ -93,8 +116,8 @@ class GrpcAnswer:
             ),
         }
         if self._prepared.call.wants_stats:
-            ending["speculation"] = inference_pb2.SpeculationStats(**totals.speculation())
-        return ending
+            sums["speculation"] = inference_pb2.SpeculationStats(**self._totals.speculation())
+        return sums
 
 
 def _deltas(events: Iterable[Event]) -> list[inference_pb2.ToolCallDelta]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from actors.errors import InvalidRequest
@@ -18,6 +17,15 @@ _MODES = {
 }
 
 
+_OWN_FIELDS = {
+    "add_generation_prompt": "chat_template.add_generation_prompt",
+    "chat_template_kwargs": "chat_template.kwargs",
+    "reasoning_effort": "chat_template.reasoning_effort",
+    "tool_choice.function.name": "tool_choice.function",
+    "top_logprobs": "logprobs",
+}
+
+
 def conversation_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
     """The messages, and how the template renders them. Raises InvalidRequest for texts that are not JSON objects."""
     fields: dict[str, Any] = {
@@ -28,6 +36,8 @@ def conversation_fields(request: inference_pb2.GenerateRequest | inference_pb2.T
         fields["tools"] = [_tool(tool, index) for index, tool in enumerate(request.tools)]
     if request.chat_template.HasField("add_generation_prompt"):
         fields["add_generation_prompt"] = request.chat_template.add_generation_prompt
+    if request.chat_template.reasoning_effort:
+        fields["reasoning_effort"] = request.chat_template.reasoning_effort
     if request.chat_template.kwargs:
         encoded = request.chat_template.kwargs.encode()
         fields["chat_template_kwargs"] = parse_json_object(encoded, "chat_template.kwargs")
@@ -65,9 +75,7 @@ def refuse_chat_fields(request: inference_pb2.GenerateRequest) -> None:
 
 def own_field(field: str) -> str:
     """The path of a field in the gRPC messages, from its path in the HTTP body."""
-    if field == "tool_choice.function.name":
-        return "tool_choice.function"
-    return re.sub(r"^top_logprobs$", "logprobs", field.replace("].function.", "]."))
+    return _OWN_FIELDS.get(field) or field.replace("].function.", "].")
 
 
 def _message(message: inference_pb2.Message) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import grpc
 from grpc_health.v1 import health_pb2
 
-from actors.errors import InvalidRequest, PacelineError
+from actors.errors import MISSING, InvalidRequest, PacelineError
 from actors.logs import REQUEST_ID_HEADER, request_id, request_id_of
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.streams import pad
@@ -45,7 +45,7 @@ _MAX_WATCH_S = 60.0
 _SCALARS = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "skip_special_tokens", "add_special_tokens",
-    "prompt_logprobs",
+    "prompt_logprobs", "n", "min_tokens",
 )  # fmt: skip
 _CACHE_USES = {
     inference_pb2.CACHE_USE_OFF: "off",
@@ -261,7 +261,7 @@ def _call(request: inference_pb2.GenerateRequest, codec: TextCodec) -> Generatio
         fields |= conversation_fields(request) | choice_fields(request) | logprob_fields(request)
         return chat_call(parse_fields(ChatBody, fields), codec.chat_format, timeout_s)
     if kind is None:
-        raise InvalidRequest("prompt", None, "one of prompt, prompt_token_ids and conversation is required")
+        raise InvalidRequest("prompt", MISSING, "one of prompt, prompt_token_ids and conversation is required")
     refuse_chat_fields(request)
     fields["echo"] = request.echo
     fields["suffix"] = request.suffix

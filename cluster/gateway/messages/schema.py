@@ -20,7 +20,7 @@ from cluster.text.chat_format import ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions, check_variables
 from cluster.text.text_codec import Conversation
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
-from cluster.validation import StrictFields, shown
+from cluster.validation import StrictFields, Whole, shown
 
 _REFUSED = {
     "max_completion_tokens": "here it is max_tokens",
@@ -73,7 +73,7 @@ class Thinking(StrictFields):
     """budget_tokens: max_tokens bounds thoughts and text together; there is no limit of thoughts alone."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1), Whole] | None = None
     display: Literal["summarized"] | None = None  # thoughts come whole
 
 
@@ -129,7 +129,7 @@ class MessagesBody(PromptFields, GenerationFields):
     stop_sequences: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] | None = None
     stop: None = None
     response_format: None = None
-    n: Literal[1] | None = None
+    n: Annotated[Literal[1], Whole] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.gateway.answers.likeliest import likeliest
 from cluster.gateway.answers.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
-from cluster.gateway.answers.piece import Piece, joined
+from cluster.gateway.answers.piece import Piece, joined_by_choice
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.requests.schema import UsageChunks
@@ -32,11 +32,9 @@ class AnswerWriter(ABC):
         self.totals = AnswerTotals(prepared.num_prompt_tokens, prepared.call.n, prepared.num_prediction_tokens)
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        by_choice: list[list[Piece]] = [[] for _ in range(self._open_choices)]
         for piece in pieces:
-            by_choice[piece.choice].append(piece)
             self.totals.add(piece)
-        wholes = [joined(own) for own in by_choice]
+        wholes = joined_by_choice(pieces)
         given = likeliest(wholes, self._prepared.call)
         choices = [{**self._whole_choice(whole), "index": index} for index, whole in enumerate(given)]
         answer = self._object(self.kind, choices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
 from actors.errors import InvalidRequest
 from cluster.gateway.requests.call import GenerationCall
@@ -19,14 +19,13 @@ from cluster.gateway.requests.schema import (
     with_prompt_logprobs,
 )
 from cluster.gateway.requests.tool_choice import MAX_TOOLS, AllowedFunctions, FunctionName, ToolFieldNames, tool_use_of
-from cluster.generation import NumNewTokens
+from cluster.gateway.requests.unions import TEXT, by_type, type_tag
+from cluster.generation import NumLogprobs, NumNewTokens
 from cluster.text.chat_format import ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions, check_variables
 from cluster.text.text_codec import ChatMessage, Conversation
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
-from cluster.validation import StrictFields
-
-MAX_TOP_LOGPROBS = 20
+from cluster.validation import StrictFields, Whole
 
 _TOOL_FIELDS = ToolFieldNames("function.name", "tool_choice.function.name", "tool_choice.allowed_tools.tools")
 
@@ -42,7 +41,7 @@ class ToolCall(StrictFields):
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # as in a stream's deltas
+    index: Annotated[int, Whole] | None = None  # as in a stream's deltas
 
 
 class Message(StrictFields):
@@ -89,7 +88,12 @@ class AllowedToolsChoice(StrictFields):
     allowed_tools: AllowedTools
 
 
-ToolChoiceField = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
+ToolChoiceField = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag(TEXT)]
+    | Annotated[NamedToolChoice, Tag(type_tag("function"))]
+    | Annotated[AllowedToolsChoice, Tag(type_tag("allowed_tools"))],
+    by_type("function", "allowed_tools", or_text=True),
+]
 
 
 class TemplateFields(StrictFields):
@@ -111,7 +115,7 @@ class ChatBody(TemplateFields, GenerationFields):
 
     max_completion_tokens: NumNewTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
     prompt_logprobs: PromptLogprobs = None  # of the rendered prompt's tokens
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from actors.errors import InvalidRequest, Size
+from actors.errors import MISSING, InvalidRequest, Size
 from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.validation import StrictFields, checked
 
@@ -80,7 +80,7 @@ def _of_format(format: ResponseFormat) -> Constraint:
     if format.type == "json_object":
         return json_object_constraint("response_format")
     if format.json_schema is None:
-        raise InvalidRequest("response_format.json_schema", None, "type json_schema needs it")
+        raise InvalidRequest("response_format.json_schema", MISSING, "type json_schema needs it")
     return json_schema_constraint(format.json_schema.json_schema, "response_format.json_schema.schema")
 
 

@@ -6,6 +6,7 @@ The names come from OpenAI, vLLM, SGLang, llama.cpp, TGI and Ollama. Parameters 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,7 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     ),
     "detokenize": _only(True, reason="answers are text; return_token_ids adds token ids"),
     "documents": _only([], reason="write documents into a message"),
+    "echo": _only(False, reason="/v1/completions has it"),
     "early_stopping": _only(False, reason=_NO_BEAMS),
     "guided_decoding_backend": _SPEED,
     "include_reasoning": _only(True, reason="reasoning is part of the answer"),
@@ -130,9 +132,12 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "n_keep": _only(0, -1, reason="prompts are not cut"),
     "n_predict": _refused("use max_tokens"),
     "n_probs": _only(0),
+    "parse_tool_calls": _only(True, reason="calls are told from the text where there are tools"),
     "post_sampling_probs": _only(False),
+    "reasoning_format": _only("auto", "deepseek", reason="thoughts are in reasoning_content"),
     "repeat_last_n": _only(-1, reason="penalties see the whole text"),
     "repeat_penalty": _only(1, reason="use repetition_penalty"),
+    "response_fields": _only([], reason="answers have all their members"),
     "return_progress": _only(False),
     "return_tokens": _only(False, reason="use return_token_ids"),
     "samplers": _refused("the order is temperature, top_k, top_p, min_p"),
@@ -190,9 +195,5 @@ def _refusal(foreign: ForeignField) -> str:
     reason = f"; {foreign.reason}" if foreign.reason else ""
     if not foreign.harmless:
         return f"this parameter is not supported here{reason}"
-    values = " or ".join(_json_text(value) for value in foreign.harmless)
+    values = " or ".join(repr(value) if isinstance(value, str) else json.dumps(value) for value in foreign.harmless)
     return f"this parameter is not supported here, except {values}{reason}"
-
-
-def _json_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -18,9 +18,8 @@ def check_call(call: GenerationCall, model: ServedModel, max_stops: int) -> None
         raise InvalidRequest(call.stop_field, counted(len(call.stop), "string"), limit)
     if len(call.prompts) * call.n > MAX_CHOICES:
         field = "n" if call.num_given is None else "best_of"
-        raise InvalidRequest(
-            field, call.n, f"with {len(call.prompts)} prompts; at most {MAX_CHOICES} answers in one call"
-        )
+        limit = f"with {counted(len(call.prompts), 'prompt')}; at most {MAX_CHOICES} answers in one call"
+        raise InvalidRequest(field, call.n, limit)
     if call.options.drafters is not None:
         _check_drafters(call.options.drafters, model)
     if model.max_side_len is not None and call.options.prompt_logprobs is not None:

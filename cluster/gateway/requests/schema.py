@@ -5,6 +5,7 @@ Unknown fields and values out of range raise `InvalidRequest`. Fields of other s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -19,7 +20,7 @@ from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.requests.constraints import Constraint, ConstraintFields, constraint_of
 from cluster.gateway.requests.foreign_fields import without_foreign
-from cluster.gateway.requests.unions import LIST, TEXT, text_or_list
+from cluster.gateway.requests.unions import LIST, TEXT, TYPE_IS, TYPE_OF, text_or_list
 from cluster.gateway.requests.unknown_fields import unknown_field
 from cluster.generation import (
     HTTP_TEMPERATURE,
@@ -32,13 +33,14 @@ from cluster.generation import (
 )
 from cluster.text.fill_in import FillInMarks
 from cluster.text.text_codec import Prompt
-from cluster.validation import StrictFields, counted, first_problem, shown, size_of
+from cluster.validation import StrictFields, Whole, counted, field_path, first_problem, shown, size_of
 
 BodyKind = TypeVar("BodyKind", bound=BaseModel)
 
 UsageChunks = Literal["none", "last", "every"]  # chunks of a stream that have usage
 MAX_STOP_CHARS = 256
 _MAX_PROBLEMS = 1000
+_HALF_PAIR = re.compile("unexpected end of hex escape|lone leading surrogate in hex escape")  # the parser's words
 MAX_SALT_CHARS = 256
 
 
@@ -89,7 +91,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
 
     model: str | None = None
     max_tokens: NumNewTokens | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    n: Annotated[int, Field(ge=1, le=128), Whole] | None = None
     stop: (
         Annotated[str, Field(max_length=MAX_STOP_CHARS)]
         | list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]]
@@ -103,7 +105,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
         | None
     ) = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0), Whole] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None  # null: true
     return_token_ids: bool | None = None
@@ -132,13 +134,13 @@ _Checked = Annotated[list[Item], Field(fail_fast=True)]  # the first wrong item 
 class CompletionBody(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: str | _Checked[str] | _Checked[int] | _Checked[list[int]]
+    prompt: Annotated[str | _Checked[str] | _Checked[int] | _Checked[list[int]], Whole]
     add_special_tokens: bool | None = None  # null: true
-    max_tokens: Annotated[int, Field(ge=0)] | None = None  # 0: with echo
+    max_tokens: Annotated[int, Field(ge=0), Whole] | None = None  # 0: with echo
     logprobs: NumLogprobs | None = None
     prompt_logprobs: PromptLogprobs = None  # of the prompt's tokens, and so many of the likeliest in their places
     echo: bool | None = None  # the text and its log-probabilities begin with the prompt
-    best_of: Annotated[int, Field(ge=1, le=128)] | None = None  # so many answers, of which the n likeliest are given
+    best_of: Annotated[int, Field(ge=1, le=128), Whole] | None = None  # answers, of which the n likeliest are given
     suffix: str | None = None  # what follows the answer, for models that fill in the middle
 
 
@@ -148,9 +150,9 @@ def parse_json_object(data: bytes, field: str = "body") -> dict[str, Any]:
     try:
         parsed = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidRequest(
-            field, counted(len(data), "byte"), f"it is not valid JSON: {error}", "invalid_json"
-        ) from None
+        reason = _HALF_PAIR.sub("half of a surrogate pair, which is no character,", str(error))
+        limit = f"it is not valid JSON: {reason}"
+        raise InvalidRequest(field, counted(len(data), "byte"), limit, "invalid_json") from None
     if not isinstance(parsed, dict):
         raise InvalidRequest(field, size_of(parsed), "it must be a JSON object", "invalid_json")
     return parsed
@@ -352,6 +354,9 @@ def _invalid(kind: type[BaseModel], error: ValidationError) -> InvalidRequest:
         return unknown_field(kind, problem)
     if problem["type"] == "missing":
         return first_problem(error)
+    if problem["type"] == TYPE_OF and isinstance(given := problem["input"], Mapping) and given.get("type") is not None:
+        limit = f"it must be {problem['msg'].rpartition(TYPE_IS)[2]}"
+        return InvalidRequest(field_path([*problem["loc"], "type"]), shown(given["type"]), limit)
     if top == "prompt" and kind is CompletionBody:
         limit = "it must be a string, a list of strings, a list of token ids or a list of lists of token ids"
         return InvalidRequest("prompt", size_of(problem["input"]), limit)

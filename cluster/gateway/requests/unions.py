@@ -9,6 +9,8 @@ from pydantic import Discriminator
 
 # Tags have a space: `field_path` leaves out what is no identifier, so errors show the field's own path.
 TEXT, LIST = "as text", "as list"
+TYPE_OF = "type_of"  # the kind of error of a value that is none of them; its message ends with TYPE_IS and the types
+TYPE_IS = "type is "
 
 
 def text_or_list(noun: str) -> Discriminator:
@@ -38,8 +40,8 @@ def by_type(*kinds: str, default: str | None = None, or_text: bool = False) -> D
     text = "a string, or " if or_text else ""
     return Discriminator(
         kind_of,
-        custom_error_type="type_of",
-        custom_error_message=f"it must be {text}an object whose type is {' or '.join(kinds)}",
+        custom_error_type=TYPE_OF,
+        custom_error_message=f"it must be {text}an object whose {TYPE_IS}{' or '.join(kinds)}",
     )
 
 

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from actors.errors import InvalidRequest
 from cluster.gateway.requests.foreign_fields import FOREIGN_FIELDS
-from cluster.validation import field_path, shown, size_of
+from cluster.validation import MAX_SHOWN_CHARS, field_path, shown, size_of
 
 _LEAST_LIKENESS = 0.75
 
@@ -21,10 +21,13 @@ def unknown_field(kind: type[BaseModel], problem: ErrorDetails) -> InvalidReques
     *parents, name = problem["loc"]
     value = problem["input"]
     told = shown(value) if isinstance(value, (bool, int, float)) else size_of(value)  # text may be a conversation's
+    name = str(name)
     limit = "there is no such parameter"
-    if (meant := _nearest(str(name), _names(kind, parents))) is not None:
+    if (meant := _nearest(name, _names(kind, parents))) is not None:
         limit = f"{limit}; did you mean {field_path([*parents, meant])}?"
-    return InvalidRequest(field_path(problem["loc"]), told, limit, "unknown_parameter")
+    place = f"{field_path(parents)}." if parents else ""
+    given = name if name and name.isprintable() else repr(name)
+    return InvalidRequest(place + given[:MAX_SHOWN_CHARS], told, limit, "unknown_parameter")
 
 
 def _names(kind: type[BaseModel], parents: Sequence[int | str]) -> set[str]:

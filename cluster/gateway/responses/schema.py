@@ -19,7 +19,7 @@ from cluster.generation import NumLogprobs, NumNewTokens
 from cluster.text.chat_format import ChatFormat, ToolUse
 from cluster.text.chat_template import TemplateOptions, check_variables
 from cluster.text.tools.tool import NamedFunction, Tool, ToolChoice
-from cluster.validation import StrictFields, shown, size_of
+from cluster.validation import StrictFields, Whole, shown, size_of
 
 WITH_LOGPROBS = "message.output_text.logprobs"
 _NOTHING_IS_STORED = "nothing is stored here; send all items of the conversation in input"
@@ -106,11 +106,11 @@ class ResponsesBody(GenerationFields):
     max_output_tokens: NumNewTokens | None = None
     max_tokens: None = None
     response_format: None = None
-    n: Literal[1] | None = None
+    n: Annotated[Literal[1], Whole] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceField | None = None  # null: auto
     parallel_tool_calls: bool | None = None  # null: true
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None  # of tools that the server runs: it runs none
+    max_tool_calls: Annotated[int, Field(ge=1), Whole] | None = None  # of tools that the server runs: it runs none
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
     top_logprobs: NumLogprobs | None = None
@@ -142,9 +142,10 @@ def own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             value = fields[name]
             told = size_of(value) if name in ("messages", "prompt") else shown(value)
             raise InvalidRequest(name, told, reason, "unsupported_parameter")
-    if fields.get("store") is True:
-        limit = "nothing is stored here; send store: false, or leave it out"
-        raise InvalidRequest("store", True, limit, "unsupported_value")
+    for name in ("background", "store"):
+        if fields.get(name) is True:
+            limit = f"nothing is stored here; send {name}: false, or leave it out"
+            raise InvalidRequest(name, True, limit, "unsupported_value")
     return {name: value for name, value in fields.items() if name not in _REFUSED}
 
 

@@ -85,6 +85,7 @@ _CONTENT_TYPES = (
 # Names of classes, of libraries' own words and of places in the source, which are nothing to a client.
 _INTERNAL = re.compile(
     r"Traceback|\.py\b|<class|object at 0x|pydantic|ValidationError|Input should|msgspec|starlette|asyncio\."
+    r"|\b(is|be) (None|True|False)\b"
 )
 _ANSWER_WITHIN_S = 30.0
 _LONGEST_MESSAGE = 1_500  # characters

@@ -76,7 +76,7 @@ def within(part: object) -> dict[str, Any]:
     ("part", "place", "told"),
     [
         ({"not": {"type": "null"}}, "not", "is given; .*not"),
-        ({"type": "array", "uniqueItems": True}, "uniqueItems", "is True; .*uniqueItems"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "is true; .*uniqueItems"),
         ({"type": "strin"}, "type", "is 'strin'; "),
         ({"type": ["null", "strin"]}, "type", "strin"),
         ({"type": "string", "format": "colour"}, "format", "is 'colour'; "),
@@ -85,6 +85,10 @@ def within(part: object) -> dict[str, Any]:
         ({"type": "string", "pattern": "(?=a)b"}, "pattern", "look-around"),
         ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf", "is given; "),
         ({"properties": 3}, "properties", "is 3; "),
+        ({"type": "number", "maximum": None}, "maximum", "Expected a number for 'maximum', got null"),
+        ({"items": {"required": ["a"]}, "required": ["b", 5]}, "required", "got 5"),
+        ({"items": {"maxLength": 3}, "maxLength": 1.5}, "maxLength", "is 1.5; "),
+        ({"$ref": 5}, "$ref", "is 5; "),
     ],
 )
 def test_what_cannot_be_compiled_is_named_with_its_place(part: dict[str, Any], place: str, told: str) -> None:

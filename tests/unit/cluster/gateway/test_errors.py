@@ -71,6 +71,11 @@ def test_metric_names_have_our_prefix_and_base_units():
         assert family.documentation
 
 
+def test_values_are_spelled_as_in_json():
+    told = [str(InvalidRequest("a", value, "b")) for value in (None, True, False, 1, 1.5, "x")]
+    assert told == [f"a is {value}; b" for value in ("null", "true", "false", "1", "1.5", "'x'")]
+
+
 def test_a_wrong_value_is_told_by_its_beginning():
     told = str(InvalidRequest("model", "x" * 10**6, "the model served here is 'a'"))
     assert told.startswith("model is 'xxx")

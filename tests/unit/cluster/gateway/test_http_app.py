@@ -297,7 +297,7 @@ REFUSED = [
     ({"stop": [1]}, "stop", "string"),
     ({"stop_token_ids": [100_000]}, "stop_token_ids", "token ids are from 0 to"),
     ({"logit_bias": {"100000": 1}}, "logit_bias", "token ids are from 0 to"),
-    ({"logit_bias": {"5": 101}}, "logit_bias", "at most 100"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "at most 100"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x", "match"),
     ({"prompt": ""}, "prompt", "at least one token"),
     ({"prompt": []}, "prompt", "at least one token"),

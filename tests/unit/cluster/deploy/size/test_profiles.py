@@ -288,7 +288,7 @@ def test_draft_models_that_a_configurations_drafters_do_not_ask_are_not_sized(ru
 
 
 def test_a_sizing_needs_a_target(refuse):
-    assert "--target is None; give --target, or --config" in refuse("size", "--gpus", "h200:8")
+    assert "--target is missing; give --target, or --config" in refuse("size", "--gpus", "h200:8")
 
 
 # Values of the chart.

@@ -246,7 +246,7 @@ async def test_an_echo_begins_with_the_prompt():
         (chat(tools=[TIME], tool_choice=pb.ToolChoice(function="x")), "tool_choice.function is 'x'; it is none of"),
         (chat(tools=[TIME], tool_choice=pb.ToolChoice(mode=9)), "tool_choice.mode is 9; it must be one of"),
         (chat(logprobs=21), "logprobs is 21; it must be at most 20"),
-        (chat(echo=True), "echo is True; a conversation is not echoed"),
+        (chat(echo=True), "echo is true; a conversation is not echoed"),
         (pb.GenerateRequest(prompt="x", logprobs=21), "logprobs is 21"),
         (pb.GenerateRequest(prompt="x", max_tokens=0), "max_tokens is 0; it must be at least 1"),
         (pb.GenerateRequest(prompt="x", tools=[TIME]), "tools is 1 tool; they need a conversation"),

@@ -148,6 +148,43 @@ async def test_a_generation_over_grpc_has_the_same_parameters(stub, router):
     assert TOKENIZER.decode(router.requests[-1].prompt_token_ids.tolist()) == "<|start|>user\nhello<|end|>\n"
 
 
+async def test_n_answers_over_grpc_are_those_over_http(stub, client):
+    fields = {"n": 3, "seed": 2, "temperature": 1, "max_tokens": 7}
+    choices = (await client.post("/v1/completions", json={"prompt": FOX, **fields})).json()["choices"]
+    request = pb.GenerateRequest(prompt=FOX, return_token_ids=True, speculation=pb.Speculation(stats=True), **fields)
+    answer = await stub.Generate(request)
+    assert [(one.index, one.text) for one in (answer, *answer.others)] == [
+        (choice["index"], choice["text"]) for choice in choices
+    ]
+    assert len({choice["text"] for choice in choices}) == 3
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.speculation.rounds) == (4, 21, 9)
+    assert not any(one.HasField("usage") or one.id or one.prompt_token_ids for one in answer.others)
+    *chunks, last = [chunk async for chunk in stub.GenerateStream(request)]
+    texts, reasons = [""] * 3, [[], [], []]
+    for number, chunk in enumerate((*chunks, last)):
+        assert chunk.sequence_number == number
+        texts[chunk.index] += chunk.text
+        reasons[chunk.index] += [chunk.finish_reason] * bool(chunk.finish_reason)
+        assert bool(chunk.prompt_token_ids) == (number == 0)
+    assert texts == [choice["text"] for choice in choices]
+    assert reasons == [[pb.FINISH_REASON_LENGTH]] * 3
+    assert (last.usage, last.speculation) == (answer.usage, answer.speculation)
+    assert not any(chunk.HasField("usage") or chunk.HasField("speculation") for chunk in chunks)
+    for wrong, words in ((0, "n is 0; it must be at least 1"), (33, "at most 32 answers")):
+        code, details = await refused(stub.Generate(pb.GenerateRequest(prompt=FOX, n=wrong)))
+        assert (code, words in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_a_least_number_of_tokens_and_an_effort_are_checked_over_grpc_as_over_http(stub):
+    await stub.Generate(pb.GenerateRequest(prompt=FOX, min_tokens=3, max_tokens=3, ignore_eos=True))
+    code, details = await refused(stub.Generate(pb.GenerateRequest(prompt=FOX, min_tokens=3, max_tokens=3)))
+    assert (code, "only with ignore_eos" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    none, high = (pb.ChatTemplate(reasoning_effort=effort) for effort in ("none", "high"))
+    await stub.Generate(pb.GenerateRequest(conversation=CONVERSATION, chat_template=none, max_tokens=3))
+    code, details = await refused(stub.Tokenize(pb.TokenizeRequest(conversation=CONVERSATION, chat_template=high)))
+    assert details.startswith("chat_template.reasoning_effort is 'high'; the model's chat template has no variable")
+
+
 @pytest.mark.parametrize("kwargs", ["x", "[]", '{"tools": []}'])
 async def test_wrong_variables_of_the_template_are_refused_over_grpc(stub, kwargs):
     request = pb.GenerateRequest(conversation=CONVERSATION, chat_template=pb.ChatTemplate(kwargs=kwargs))

@@ -180,6 +180,9 @@ async def test_the_conversation_of_an_agent_becomes_a_prompt():
         ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "match"),
         ({"tools": [{"type": "web"}]}, "tools[0].type", "'function'"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice.function", "it is required"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.type", "function or allowed_tools"),
+        ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"tools": [TIME] * 129}, "tools", "at most 128 items"),
         ({"top_logprobs": 2}, "top_logprobs", "it needs logprobs: true"),
         (

@@ -4,17 +4,39 @@ Covers `foreign_fields` and `unknown_fields` of `cluster.gateway.requests`, `clu
 `cluster.gateway.http.unknown_routes` and `cluster.text.chat_template`, too.
 """
 
-import pytest
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
 
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from actors.errors import InvalidRequest
 from cluster.gateway.answers.logprobs import TextOffsets, TokenScore, completion_logprobs
+from cluster.gateway.messages.schema import CountTokensBody, MessagesBody
 from cluster.gateway.requests.chat_schema import ChatBody
 from cluster.gateway.requests.foreign_fields import FOREIGN_FIELDS
-from cluster.gateway.requests.schema import CompletionBody
+from cluster.gateway.requests.schema import CompletionBody, parse_fields
+from cluster.gateway.responses.schema import ResponsesBody
 from cluster.gateway.service import GenerationService
+from cluster.gateway.tokenizing import DetokenizeBody, TokenizeChatBody, TokenizePromptBody
+from cluster.validation import StrictFields
 from paceline_testing import toy_gateway
 from paceline_testing.echo_gateway import gateway_client
 from paceline_testing.echo_router import EchoRouter
-from paceline_testing.toy_gateway import CONFIG, END, FOX, MODEL, START, TOKENIZER, chat, error_of, events, tokens
+from paceline_testing.toy_gateway import (
+    CONFIG,
+    END,
+    FOX,
+    MESSAGES,
+    MODEL,
+    START,
+    TOKENIZER,
+    chat,
+    error_of,
+    events,
+    tokens,
+)
 from paceline_testing.toy_tokenizer import toy_tokenizer
 
 
@@ -44,7 +66,7 @@ BEAMS = (
 
 def test_no_parameter_is_both_implemented_and_foreign():
     assert not FOREIGN_FIELDS.keys() & {*ChatBody.model_fields}
-    assert FOREIGN_FIELDS.keys() & {*CompletionBody.model_fields} == {"best_of", "suffix"}  # foreign to chats
+    assert FOREIGN_FIELDS.keys() & {*CompletionBody.model_fields} == {"best_of", "echo", "suffix"}  # foreign to chats
 
 
 async def test_values_that_change_nothing_are_accepted(client):
@@ -73,15 +95,15 @@ async def test_any_other_value_is_refused_by_name(client, router, name):
         ({"best_of": 2, "n": 3}, "best_of is 2; it must be at least n, which is 3"),
         ({"best_of": 2, "stream": True}, "best_of is 2; a stream cannot be ranked before it ends; leave out stream, or "
          "best_of"),
-        ({"best_of": 33}, "best_of is 33; with 1 prompts; at most 32 answers in one call"),
-        ({"best_of": 4, "use_beam_search": True}, "use_beam_search is True; this parameter is not supported here, "
+        ({"best_of": 33}, "best_of is 33; with 1 prompt; at most 32 answers in one call"),
+        ({"best_of": 4, "use_beam_search": True}, "use_beam_search is true; this parameter is not supported here, "
          f"except false; {BEAMS}"),
         ({"suffix": "dog"}, "suffix is 3 characters; the model has no special tokens for filling in the middle; write "
          "what follows into the prompt"),
-        ({"use_beam_search": True, "n": 4}, "use_beam_search is True; this parameter is not supported here, except "
+        ({"use_beam_search": True, "n": 4}, "use_beam_search is true; this parameter is not supported here, except "
          f"false; {BEAMS}"),
         ({"length_penalty": 2}, f"length_penalty is 2; this parameter is not supported here, except 1; {BEAMS}"),
-        ({"priority": True}, "priority is True; this parameter is not supported here, except 0; requests run in order "
+        ({"priority": True}, "priority is true; this parameter is not supported here, except 0; requests run in order "
          "of arrival"),
         ({"n_predict": 5}, "n_predict is 5; this parameter is not supported here; use max_tokens"),
     ],
@@ -93,6 +115,68 @@ async def test_a_refusal_says_what_is_accepted_and_what_to_do(client, fields, me
 async def test_numbers_are_compared_as_json_has_them(client):
     assert (await complete(client, length_penalty=1.0, typical_p=1)).status_code == 200
     assert (await chat(client, best_of=1.0)).status_code == 200
+
+
+# --- whole numbers ---------------------------------------------------------------------------------------------------
+
+
+BODIES = (CompletionBody, ChatBody, ResponsesBody, MessagesBody, CountTokensBody, TokenizePromptBody, TokenizeChatBody,
+          DetokenizeBody)  # fmt: skip
+
+
+def parts_of(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from parts_of(part)
+
+
+def with_parts(kind: type[BaseModel]) -> set[type[BaseModel]]:
+    """The record, and those within it."""
+    found, waiting = set(), [kind]
+    while waiting:
+        found.add(one := waiting.pop())
+        parts = [part for field in one.model_fields.values() for part in parts_of(field.annotation)]
+        waiting += [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+    return found
+
+
+WHOLE_NUMBERS = [
+    (kind, name)
+    for kind in sorted(set().union(*map(with_parts, BODIES)), key=str)
+    for name, field in kind.model_fields.items()
+    if int in parts_of(field.annotation)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), WHOLE_NUMBERS, ids=lambda one: getattr(one, "__name__", one))
+def test_a_whole_number_may_have_a_fraction_of_zero_and_is_otherwise_not_converted(kind, name):
+    adapter = TypeAdapter(kind.model_fields[name].rebuild_annotation(), config=StrictFields.model_config)
+
+    def numbers(value: Any) -> list[Any]:
+        """That become of it or of a list of it; what is a list of texts to the field is not."""
+        taken = []
+        for one in (value, [value], [[value]]):
+            try:
+                taken.append(adapter.validate_python(one))
+            except ValidationError:
+                continue
+        return [part for part in re.findall(r"[^][]+", str(taken)) if "'" not in part]
+
+    assert numbers(2.0) == numbers(2) != []
+    assert numbers(2.5) == numbers("2") == numbers(True) == []
+
+
+async def test_numbers_are_taken_as_json_has_them(client, router):
+    plain = {"prompt": [5, 6, 7], "max_tokens": 4, "n": 2, "seed": 7, "top_k": 3, "logit_bias": {"5": 1}}
+    with_fractions = {**plain, "prompt": [5, 6.0, 7.0], "max_tokens": 4.0, "n": 2.0, "seed": 7.0, "top_k": 3.0}
+    answers = [(await complete(client, **fields)).json()["choices"] for fields in (plain, with_fractions)]
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 2
+    for value, told in (("2", "'2'"), (True, "true"), (2.5, "2.5")):
+        message = error_of(await chat(client, max_tokens=value))["message"]
+        assert message == f"max_tokens is {told}; it must be a whole number"
+    assert error_of(await chat(client, n=-1.0))["message"] == "n is -1; it must be at least 1"
+    assert "at most 128 tokens are generated" in error_of(await chat(client, max_tokens=1e300))["message"]
 
 
 # --- implemented -----------------------------------------------------------------------------------------------------
@@ -300,6 +384,9 @@ async def test_variables_are_bounded_and_may_not_break_the_template(client):
         ({"max_token": 5}, "max_token is 5; there is no such parameter; did you mean max_tokens?"),
         ({"temprature": 1}, "did you mean temperature?"),
         ({"Top_P": 1}, "did you mean top_p?"),
+        ({"max-tokens": 5}, "max-tokens is 5; there is no such parameter; did you mean max_tokens?"),
+        ({"a b.c": 5}, "a b.c is 5; there is no such parameter"),
+        ({"": {}}, "'' is an object with 0 fields; there is no such parameter"),
         ({"cache_promt": 1}, "did you mean cache_prompt?"),
         ({"stream_options": {"include_usages": 1}}, "did you mean stream_options.include_usage?"),
         ({"speculation": {"draftres": []}}, "did you mean speculation.drafters?"),
@@ -348,7 +435,7 @@ async def test_unknown_parameters_are_ignored_where_the_configuration_says_so(ro
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
          "messages[0].content[1].type is 'image_url'; it must be 'text'"),
         ({"messages": [{"role": "user", "content": ["a"]}]},
-         "messages[0].content[0] is a string of 1 character; it must be a mapping"),
+         "messages[0].content[0] is a string of 1 character; it must be an object"),
         ({"messages": [{"role": "user", "content": {"type": "text", "text": "a"}}]},
          "messages[0].content is an object with 2 fields; it must be a string or a list of text parts"),
         ({"prediction": {"type": "content", "content": [IMAGE]}},
@@ -361,12 +448,33 @@ async def test_an_error_shows_place_value_and_limit(client, fields, message):
     assert error_of(await chat(client, **fields))["message"] == message
 
 
-async def test_no_error_has_the_words_of_a_library(client):
-    for name in (*ChatBody.model_fields, "messages"):
-        for value in ("", "x", 5, -5, 1.5, [], [[]], ["x"], {}, {"x": {}}, True, [{"type": "x", "role": 5}]):
-            text = (await chat(client, **{name: value})).text
-            for phrase in ("Input should", "after validation", "valid dict", "Value error", "pydantic", "Extra inputs"):
-                assert phrase not in text, (name, value, text)
+PHRASES = re.compile(
+    r"Input should|after validation|valid dict|Value error|pydantic|Extra inputs|\b(None|True|False|dict|str|int)\b"
+)
+
+
+WRONG = ("", "x", 5, -5, 1.5, [], [[]], ["x"], {}, {"x": {}}, True, False, None, [{"type": "x", "role": 5}])
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_no_error_has_the_words_of_a_library_or_a_language(kind):
+    base = {"prompt": FOX, "messages": MESSAGES, "input": FOX, "max_tokens": 3, "tokens": [1]}
+    required = {name: base[name] for name, field in kind.model_fields.items() if field.is_required()}
+    for name in (*kind.model_fields, "wibble"):
+        for value in WRONG:
+            told = ""
+            try:
+                parse_fields(kind, {**required, name: value})
+            except InvalidRequest as error:
+                told = str(error)
+            assert not PHRASES.search(told), (name, value)
+
+
+async def test_no_error_behind_the_fields_has_such_words(client):
+    for name in ("tools", "tool_choice", "stop", "response_format", "chat_template_kwargs", "n", "logit_bias", "echo"):
+        for value in WRONG:
+            answer = await chat(client, **{name: value})
+            assert answer.status_code == 200 or not PHRASES.search(answer.text), (name, value)
 
 
 @pytest.mark.parametrize(
@@ -379,6 +487,11 @@ async def test_no_error_has_the_words_of_a_library(client):
         ),
         ("GET", "/v1/model", "there is no /v1/model here; did you mean GET /v1/models?"),
         ("POST", "/completions", "there is no /completions here; did you mean POST /v1/completions?"),
+        (
+            "POST",
+            "/v1/completions/",
+            "there is no /v1/completions/ here; did you mean POST /v1/completions?",
+        ),
         ("GET", "/wibble", "there is no /wibble here; GET /openapi.json lists what there is"),
         ("GET", "/" + "x" * 500, f"there is no /{'x' * 63} here; GET /openapi.json lists what there is"),
     ],

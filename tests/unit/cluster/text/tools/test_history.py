@@ -85,5 +85,5 @@ def test_arguments_that_are_an_object_and_a_field_of_another_name():
 def test_a_result_needs_its_call():
     with pytest.raises(InvalidRequest, match=r"messages\[2\]\.tool_call_id is 'call_2'; it must be the id of"):
         template_messages(conversation(result_of="call_2"), HistoryNeeds())
-    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.tool_call_id is None"):
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.tool_call_id is null"):
         template_messages([{"role": "tool", "content": "2"}], HistoryNeeds())
