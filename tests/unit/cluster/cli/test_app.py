@@ -305,7 +305,7 @@ def test_a_token_id_outside_the_vocabulary_is_refused(refuse, tiny_model_dir, pr
         ("--top-p", "0", "it must be above 0"),
         ("--top-p", "1.5", "it must be at most 1"),
         ("--temperature", "2.5", "it must be at most 2"),
-        ("--temperature", "nan", "it must be a finite number"),
+        ("--temperature", "NaN", "it must be a finite number"),
         ("--top-k", "-2", "it must be at least -1"),
         ("--seed", str(2**63), f"it must be below {2**63}"),
         ("--seed", str(-(2**70)), f"it must be at least {-(2**63)}"),
