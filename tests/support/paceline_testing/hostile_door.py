@@ -172,8 +172,12 @@ def _check_messages(name: str, parts: list[bytes]) -> None:
     """Raises BrokenRule for a stream that has no end."""
     if name == "GenerateStream":
         chunks = [pb.GenerateChunk.FromString(part) for part in parts]
-        if not chunks or not chunks[-1].finish_reason or any(chunk.finish_reason for chunk in chunks[:-1]):
-            raise BrokenRule(f"a stream of {len(chunks)} messages does not end with a reason")
+        last = {chunk.index: number for number, chunk in enumerate(chunks)}  # message of each answer
+        with_reason = [number for number, chunk in enumerate(chunks) if chunk.finish_reason]
+        if not chunks or with_reason != sorted(last.values()):
+            raise BrokenRule(f"an answer in a stream of {len(chunks)} messages does not end with a reason")
+        if [chunk.HasField("usage") for chunk in chunks] != [False] * (len(chunks) - 1) + [True]:
+            raise BrokenRule(f"a stream of {len(chunks)} messages does not end with usage")
 
 
 def _as_it_is(message: bytes) -> bytes:
