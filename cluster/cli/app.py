@@ -11,6 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cluster.cli.interrupts import ctrl_c_ends_the_process
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -66,7 +68,8 @@ class LazyGroup(TyperGroup):
 def load_command(name: str) -> Any:
     """The command with its options, or the group with its commands."""
     module, _, attribute = COMMANDS[name].place.partition(":")
-    found: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
+    with ctrl_c_ends_the_process():
+        found: typer.Typer | Callable[..., Any] = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         return typer.main.get_group(found)
     single = typer.Typer(add_completion=False)

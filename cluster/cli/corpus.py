@@ -20,7 +20,7 @@ from cluster.cli.progress import progress_bars
 from cluster.errors import ConfigError
 from cluster.generation import GenerationOptions
 from cluster.offline.corpus import build_corpus
-from cluster.text.documents import PROMPT_KEYS, Tokens, read_documents, read_rows
+from cluster.text.documents import PROMPT_KEYS, Tokens, file_size, read_documents, read_rows
 
 app = typer.Typer(no_args_is_help=True, help="Index text to draft from.")
 
@@ -52,6 +52,8 @@ def build(
     """Index documents, in the target's tokens, and print the directory. No match crosses a document's border."""
     if not files and from_responses is None:
         raise ConfigError("give files to index, or --from-responses")
+    for file in files or []:
+        file_size(file)  # raises for what cannot be read; the model may take a while to prepare
     options = SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed).checked()
     prompts = [value for _, _, value in read_rows(from_responses, PROMPT_KEYS)] if from_responses is not None else []
     if from_responses is not None and not prompts:

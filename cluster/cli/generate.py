@@ -106,7 +106,7 @@ def _trace_writer() -> Callable[[RoundTrace], None]:
 def _prompts(prompt: str | None, file: Path | None, prediction: str) -> tuple[list[Any], list[str]]:
     """Prompts and, for each, what its answer will probably be or an empty text."""
     if (prompt is None) == (file is None):
-        raise InvalidRequest("--prompt", prompt, "give either --prompt or --prompts-file")
+        raise ConfigError("give either --prompt or --prompts-file")
     if prompt is not None:
         return [_utf8("--prompt", prompt)], [_utf8("--prediction", prediction)]
     assert file is not None

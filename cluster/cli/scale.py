@@ -147,12 +147,17 @@ def _directory(address: str) -> DirectoryHandle:
 
 
 def _deployment(name: str) -> dict[str, Any]:
-    """What Serve's controller says of a deployment."""
+    """What Serve's controller says of a deployment. Raises Unavailable while there is none."""
     from ray.serve.context import _get_global_client  # `serve.status` tells no wanted numbers
+    from ray.serve.exceptions import RayServeException
 
     from cluster.serve import APPLICATION
 
-    found = _get_global_client().get_serve_details()["applications"].get(APPLICATION, {}).get("deployments", {})
+    try:
+        details = _get_global_client().get_serve_details()
+    except RayServeException:
+        raise Unavailable("the cluster has no Ray Serve: it is starting or ending; try again") from None
+    found = details["applications"].get(APPLICATION, {}).get("deployments", {})
     if name not in found:
         pools = sorted(filter(None, map(pool_of_deployment, found)))
         why = f"; draft models with workers: {', '.join(pools) or 'none'}" if pool_of_deployment(name) else ""

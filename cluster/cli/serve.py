@@ -22,6 +22,7 @@ import typer
 from actors.errors import Unavailable
 from actors.home import paceline_home
 from actors.workers.ray_environment import prepare_own_ray
+from cluster.cli.interrupts import ctrl_c_ends_the_process
 from cluster.cli.progress import progress_bars
 from cluster.cli.ray_connection import gpus_of_nodes, listens, prepare_to_join, start_ray
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, load_config
@@ -43,8 +44,13 @@ def serve(
     config: Path = typer.Argument(None, help="Cluster configuration (YAML); by default configs/laptop.yaml."),
     settings: list[str] = typer.Option([], "--set", metavar="PATH.TO.KEY=VALUE", help="Override a setting."),
     address: str = typer.Option(None, help="Join the Ray cluster at this address instead of starting one here."),
+    no_draft_build: bool = typer.Option(
+        False, "--no-draft-build", help="Build no draft model in the background; the same as --set draft.build=false."
+    ),
 ) -> None:
     """Serve a model over HTTP and gRPC until Ctrl-C."""
+    if no_draft_build:
+        settings = [*settings, "draft.build=false"]
     loaded = load_config(config or default_config(), settings)
     _require_free_ports(loaded.gateway)
     if address is None:
@@ -54,9 +60,9 @@ def serve(
         prepare_to_join(address)
     else:
         prepare_own_ray(loaded.gateway.host)
-    # Imports of seconds come after everything that can be wrong at once.
-    from actors.models.loader import choose_device
-    from cluster.serve import device_elsewhere, plan_cluster
+    with ctrl_c_ends_the_process():  # imports of seconds come after everything that can be wrong at once
+        from actors.models.loader import choose_device
+        from cluster.serve import device_elsewhere, plan_cluster
 
     with progress_bars() as progress:
         choose = choose_device if address is None else device_elsewhere
@@ -123,7 +129,7 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         f"tensor parallel {config.target.tensor_parallel}"
     )
     if plan.draft is not None:
-        state = ", being built while the server is idle (off: --set draft.build=false)" if plan.builds_drafter else ""
+        state = ", being built while the server is idle (off: --no-draft-build)" if plan.builds_drafter else ""
         if plan.draft_has_own_vocabulary:
             state = ", with a vocabulary of its own: its drafts go by way of the text"
         typer.echo(f"draft   {plan.draft.path}, {config.draft.workers} worker(s) on {plan.draft_device}{state}")
@@ -136,9 +142,8 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         typer.echo(
             f"draft   {name}: {planned.source.path}, {planned.options.workers} worker(s) on {planned.device}{state}"
         )
-    if stop.is_set():
+    if not _start_ray_unless_stopped(plan.num_cpus, address, stop):
         return
-    start_ray(plan.num_cpus, address)
     _stop_on_signals(stop)  # Ray has put its own handler of SIGTERM in place
     if address is not None:
         _refuse_a_serve_that_runs(address)
@@ -175,6 +180,19 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
             elif runs_serve:
                 _end_serve()
             ray.shutdown()
+
+
+def _start_ray_unless_stopped(num_cpus: float, address: str | None, stop: threading.Event) -> bool:
+    """Whether Ray runs. Raises ConfigError if it cannot be started."""
+    if stop.is_set():
+        return False
+    try:
+        start_ray(num_cpus, address)
+    except ConfigError:
+        if stop.is_set():  # Ctrl-C ends processes of Ray that have just been forked, too
+            return False
+        raise
+    return True
 
 
 def _end_serve() -> None:

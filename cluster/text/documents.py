@@ -215,6 +215,7 @@ def _tokenised_batch(batch: list[Piece], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def file_size(path: Path) -> int:
+    """Raises ConfigError for what is no file."""
     try:
         if path.is_dir():
             raise ConfigError(f"{path}: is a directory; give files")

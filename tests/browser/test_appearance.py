@@ -26,11 +26,13 @@ _CONTRAST = """
   const low = [];
   for (const element of document.querySelectorAll('body *')) {
     const hasText = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!hasText || !element.checkVisibility() || element.closest('.unseen, script, style')) continue;
-    const both = [luminance(getComputedStyle(element).color), luminance(backgroundOf(element))];
+    const words = hasText ? element.textContent.trim() : element.placeholder;
+    if (!words || !element.checkVisibility() || element.closest('.unseen, script, style')) continue;
+    const { color } = getComputedStyle(element, hasText ? null : '::placeholder');
+    const both = [luminance(color), luminance(backgroundOf(element))];
     const [high, dim] = both.sort((a, b) => b - a);
     const ratio = (high + 0.05) / (dim + 0.05);
-    if (ratio < 4.5) low.push([element.textContent.trim().slice(0, 30), ratio]);
+    if (ratio < 4.5) low.push([words.slice(0, 30), ratio]);
   }
   return low;
 }

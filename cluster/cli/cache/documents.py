@@ -25,6 +25,7 @@ from cluster.cli.output import print_json, shown_size
 from cluster.cli.progress import progress_bars
 from cluster.cli.shared_options import JsonOption, with_options
 from cluster.errors import ConfigError
+from cluster.text.documents import file_size
 
 _STDOUT = Path("-")
 
@@ -48,6 +49,8 @@ def import_files(
     """Put documents in, to be drafted from by every router at once. What is there already is left out: repeat an import
     that was interrupted, and it goes on."""
     begin = time.monotonic()
+    for file in files:
+        file_size(file)  # raises for what cannot be read, before a model is prepared and a cache created
     with told_in_one_line(), progress_bars() as progress, place.service(target, progress, creates=True) as service:
         query = chosen.query()
         try:

@@ -1,7 +1,8 @@
 """What a user can do wrong on the command line: one clear line on stderr and exit status 2, never a traceback.
 
 Covers the modules `cluster.cli.main`, `cluster.cli.config`, `cluster.cli.engine`, `cluster.cli.generate`,
-`cluster.cli.k8s`, `cluster.cli.model`, `cluster.cli.shared_options` and `cluster.cli.validate`, too.
+`cluster.cli.interrupts`, `cluster.cli.k8s`, `cluster.cli.mistakes`, `cluster.cli.model`, `cluster.cli.shared_options`
+and `cluster.cli.validate`, too.
 """
 
 import json
@@ -11,16 +12,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import typer
 
+from actors.errors import Unavailable
 from cluster.cli import app as commands
-from cluster.cli import ray_connection
+from cluster.cli import ray_connection, serve
+from cluster.cli.scale import _deployment
 from cluster.errors import ConfigError
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -91,6 +96,12 @@ def test_a_configuration_that_cannot_be_used_names_file_key_and_limit(refuse, tm
     assert expected in line
 
 
+def test_the_option_that_turns_the_build_off_goes_before_the_setting(refuse):
+    settings = ["--set", "draft.build=perhaps", "--set", "gateway.http_port=0"]
+    assert "draft.build is 'perhaps'" in refuse("serve", *settings)
+    assert "draft.build" not in refuse("serve", "--no-draft-build", *settings)
+
+
 def test_certificates_that_cannot_be_used_are_named_before_anything_starts(refuse, free_ports, tmp_path):
     files = {name: tmp_path / name for name in ("certificate_file", "key_file")}
     for file in files.values():
@@ -147,6 +158,17 @@ def test_scale_is_told_at_once_that_there_is_no_one_ray_to_join(refuse, monkeypa
 def test_an_address_from_the_environment_is_named_in_the_error(refuse, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert refuse("scale", "draft", "--workers", "2").startswith("RAY_ADDRESS is '127.0.0.1:1': ")
+
+
+def test_scale_is_told_that_a_cluster_is_starting(monkeypatch):
+    from ray.serve.exceptions import RayServeException  # which takes its time to load
+
+    def no_controller():
+        raise RayServeException("There is no Serve instance running on this Ray cluster.")
+
+    monkeypatch.setattr("ray.serve.context._get_global_client", no_controller)
+    with pytest.raises(Unavailable, match="it is starting or ending; try again"):
+        _deployment("Router")
 
 
 def test_a_home_that_cannot_be_written_is_refused_before_ray_is_started(
@@ -229,7 +251,7 @@ def test_options_of_drafters_reach_the_drafters_of_the_engine(run, tiny_model_di
 def test_either_a_prompt_or_a_file_is_needed(refuse, tmp_path):
     both = ["--prompt", "x", "--prompts-file", str(tmp_path)]
     for arguments in ([], both):
-        assert refuse("generate", *arguments).endswith("give either --prompt or --prompts-file")
+        assert refuse("generate", *arguments) == "give either --prompt or --prompts-file"
 
 
 @pytest.mark.parametrize(
@@ -501,6 +523,26 @@ def test_an_interrupt_is_no_traceback(run, monkeypatch):
     assert run() == (130, "", "")
 
 
+def test_an_interrupt_of_an_import_that_makes_another_error_of_it_ends_the_command(tmp_path):
+    (tmp_path / "interrupted.py").write_text("""
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    raise ImportError("it is not complete")
+""")
+    code = """
+import sys
+sys.path.append(sys.argv.pop())
+from cluster.cli import app, main
+app.COMMANDS["version"] = app.Entry("interrupted:version", "")
+main.main()
+"""
+    command = [sys.executable, "-c", code, "version", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_an_interrupt_in_a_callback_that_drops_it_is_not_lost(run, monkeypatch):
     def interrupted(**_):
         weakref.finalize(Dying(), signal.raise_signal, signal.SIGINT)  # a callback of a weak reference
@@ -513,6 +555,20 @@ def test_an_interrupt_in_a_callback_that_drops_it_is_not_lost(run, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(commands, "app", interrupted)
     assert run() == (130, "", "")
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_ray_that_ctrl_c_ends_while_it_is_started_is_no_mistake(monkeypatch, is_stopped):
+    stop = threading.Event()
+
+    def start(num_cpus, address):
+        if is_stopped:
+            stop.set()
+        raise ConfigError("Ray cannot be started")
+
+    monkeypatch.setattr(serve, "start_ray", start)
+    with nullcontext() if is_stopped else pytest.raises(ConfigError):
+        assert not serve._start_ray_unless_stopped(1.0, None, stop)
 
 
 def test_serve_says_in_one_line_that_ray_cannot_be_started(monkeypatch):

@@ -284,6 +284,11 @@ def test_files_that_cannot_be_read_are_named(fail, tmp_path):
     assert "cannot be written" in fail(tmp_path / "file", out=tmp_path / "file" / "index")
 
 
+def test_files_are_looked_at_before_the_model_which_may_take_a_while_to_prepare(refuse, tmp_path):
+    command = ["corpus", "build", tmp_path / "none.txt", "--out", tmp_path / "index", "--target", "/no/such/model"]
+    assert refuse(*command) == f"{tmp_path / 'none.txt'}: cannot be read: No such file or directory"
+
+
 def test_answers_of_the_target_are_indexed_after_their_prompts(build, fail, tmp_path):
     prompts = write(tmp_path / "prompts.jsonl", {"prompt": "abc"}, {"prompt_token_ids": [1, 2, 3]})
     index = build("--from-responses", prompts, "--max-new-tokens", 9, "--device", "cpu")
