@@ -28,6 +28,7 @@ def answered(visit: Visit, message: str = MESSAGE, compares: bool = False) -> No
     visit.send(message)
     button = page.get_by_role("button", name="Run without speculation")
     expect(button).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_text("No drafts yet.")).to_have_count(0, timeout=PATIENCE_MS)  # the panel has looked since
     if compares:
         button.click()
         expect(page.locator(".compared")).to_be_visible(timeout=PATIENCE_MS)
