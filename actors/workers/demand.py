@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from actors.workers.leases import Leases
+
+_COMBINED_S = 0.25  # all workers ask for the same demand, which is combined at most so often
+
+Demand = TypeVar("Demand")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +51,45 @@ def combined_targets(demands: Iterable[TargetDemand]) -> TargetDemand:
         queue_s=sum(demand.queue_s for demand in told) / len(told),
         used_share=sum(demand.used_share for demand in told) / len(told),
     )
+
+
+class RouterDemands:
+    """What routers have told within `ttl_s` seconds."""
+
+    def __init__(self, ttl_s: float, clock: Callable[[], float]) -> None:
+        self._told: Leases[tuple[Mapping[str, DraftDemand], TargetDemand | None]] = Leases(ttl_s, clock)
+        self._on_drafts = _LateCopies(clock, self._combined_drafts)
+        self._on_targets = _LateCopies(clock, self._combined_targets)
+
+    def tell(self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None) -> None:
+        self._told.renew(router_id, (drafts, targets))
+
+    def on_drafts(self, pool: str) -> DraftDemand:
+        return self._on_drafts.get(pool)
+
+    def on_targets(self) -> TargetDemand:
+        """Of the routers that have a target group."""
+        return self._on_targets.get("")
+
+    def _combined_drafts(self, pool: str) -> DraftDemand:
+        self._told.expire()
+        return combined_drafts(drafts[pool] for drafts, _ in self._told.values() if pool in drafts)
+
+    def _combined_targets(self, _: str) -> TargetDemand:
+        self._told.expire()
+        return combined_targets(targets for _, targets in self._told.values() if targets is not None)
+
+
+class _LateCopies(Generic[Demand]):
+    """Values by name, made anew at most every `_COMBINED_S` seconds."""
+
+    def __init__(self, clock: Callable[[], float], make: Callable[[str], Demand]) -> None:
+        self._clock = clock
+        self._make = make
+        self._made: dict[str, tuple[float, Demand]] = {}
+
+    def get(self, name: str) -> Demand:
+        made, now = self._made.get(name), self._clock()
+        if made is None or now - made[0] >= _COMBINED_S:
+            made = self._made[name] = now, self._make(name)
+        return made[1]

@@ -1,8 +1,11 @@
 """The registry of a cluster: worker addresses, the key pair of its routers, and which router has which target group.
 
-A plain `Directory` inside one named Ray actor. A restart gets the same key pair, an argument of the actor, and the
+A plain `Directory` inside one named Ray actor. A restart gets the same key pair, an argument of the actor, and
 what was set by hand, from Ray's store. Workers register again with their next heartbeat. If a new
 directory has another key, the answer to that heartbeat tells the workers. Established links need no directory.
+
+A call costs as much as there is to tell. Each router has one call here that waits until something has changed for it,
+and for a second at most, since calls renew what routers hold; each worker calls once a second.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -23,13 +27,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.pool_names import FIRST_POOL
-from actors.workers.demand import DraftDemand, TargetDemand, combined_drafts, combined_targets
+from actors.workers.change_log import ChangeLog
+from actors.workers.demand import DraftDemand, RouterDemands, TargetDemand
+from actors.workers.leases import Leases
 from actors.workers.model_changes import ModelTurns, WantedModel
+from actors.workers.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
+LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
+_MOST_CALLS = 8192  # at a time; most of them wait
 _DEMAND_TIMEOUT_S = 2.0
 _KEYS_TIMEOUT_S = 5.0
 _KV_NAMESPACE = b"paceline"  # of Ray's own store
@@ -62,17 +71,45 @@ class SetByHand(msgspec.Struct):
     models: dict[str, WantedModel] = {}  # by pool
 
 
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    clients: tuple[bytes, ...]  # public keys of clients that the worker's links must admit
+    wanted: WantedModel  # what the workers of its pool are to run
+
+
+Mark: TypeAlias = tuple[tuple[int, int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a router says of itself, and what it has been told."""
+
+    router_id: str
+    model: str  # of its target groups
+    held: str | None = None  # its target group
+    mark: Mark | None = None  # of the last `Told`
+    is_leaving: bool = False  # another router may get its group
+    drafts: Mapping[str, DraftDemand] | None = None  # its demand on draft workers, by pool; None: it has no rounds yet
+    targets: TargetDemand | None = None  # as in `Directory.tell_demand`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a router needs to know."""
+
+    mark: Mark  # names what the router knows with this answer
+    drafts: list[WorkerEntry]  # draft workers that are new or have changed; `is_whole`: all there are
+    gone: list[str]  # draft workers
+    is_whole: bool
+    # The group that it has had, the one that it gets, and one of another router that serves, as far as there are any.
+    targets: tuple[WorkerEntry, ...]
+    target_id: str | None  # the target group assigned to the router
+
+
 @dataclass(slots=True)
 class _Record:
     entry: WorkerEntry
-    heard_at: float
     previous_incarnation: int | None  # incarnation of the worker that this one replaced
-
-
-@dataclass(slots=True)
-class _Claim:
-    worker_id: str
-    renewed_at: float
 
 
 class Directory:
@@ -91,39 +128,76 @@ class Directory:
         self._clock = clock
         self._is_restarted = is_restarted
         self._filled_at = clock() + ttl_s  # by then all live workers and routers have reported
-        self._records: dict[str, _Record] = {}
-        self._claims: dict[str, _Claim] = {}  # by router id
-        # By router id, with the time of arrival.
-        self._demands: dict[str, tuple[Mapping[str, DraftDemand], TargetDemand | None, float]] = {}
+        self._records: Leases[_Record] = Leases(ttl_s, clock)
+        self._targets: dict[str, WorkerEntry] = {}  # of these, in order of registration
+        self._claims: Leases[str] = Leases(ttl_s, clock)  # workers by router
+        self._claimed_by: dict[str, str] = {}  # routers by worker
+        self._draft_changes = ChangeLog()
+        self._waiting = Waiting()
+        self._demands = RouterDemands(ttl_s, clock)
         self._by_hand = SetByHand()
         self._turns = ModelTurns(ttl_s, clock)
 
-    def heartbeat(self, entry: WorkerEntry) -> tuple[bytes, ...]:
-        """Register or renew a worker. Returns the public keys of clients that its links must admit.
-
-        A worker that was replaced under its id is ignored.
-        """
+    def heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
+        """Register or renew a worker. A worker that was replaced under its id is ignored."""
         self._expire()
         record = self._records.get(entry.worker_id)
         if record is None:
-            self._records[entry.worker_id] = _Record(entry, self._clock(), None)
+            self._put(_Record(entry, None), None)
         elif record.entry.incarnation == entry.incarnation:
-            record.entry, record.heard_at = entry, self._clock()
+            self._put(_Record(entry, record.previous_incarnation), record.entry)
         elif record.previous_incarnation != entry.incarnation:
-            self._records[entry.worker_id] = _Record(entry, self._clock(), record.entry.incarnation)
-        return (self._client_keys.public,)
+            self._put(_Record(entry, record.entry.incarnation), record.entry)
+        return HeartbeatAnswer((self._client_keys.public,), self.wanted_model(entry.pool))
 
     def remove(self, worker_id: str, incarnation: int) -> None:
         """Remove a worker. Unknown and replaced workers are ignored."""
         record = self._records.get(worker_id)
         if record is not None and record.entry.incarnation == incarnation:
-            del self._records[worker_id]
+            self._records.pop(worker_id)
+            self._note_lost(record.entry)
 
     def workers(self, role: Role | None = None) -> list[WorkerEntry]:
         """The live workers, of one role or all, ordered by id."""
         self._expire()
-        entries = (record.entry for _, record in sorted(self._records.items()))
-        return [entry for entry in entries if role is None or entry.role == role]
+        entries = [record.entry for record in self._records.values() if role is None or record.entry.role == role]
+        return sorted(entries, key=lambda entry: entry.worker_id)
+
+    def tell(self, asked: Asked) -> Told:
+        """Renew what the router holds and says, and tell it what it does not know. A router that leaves keeps its group
+        for the requests that it has until another one is told of it."""
+        self._expire()
+        if asked.drafts is not None:
+            self.tell_demand(asked.router_id, asked.drafts, asked.targets)
+        if asked.is_leaving:
+            self.release_target(asked.router_id)
+            held = self._targets.get(asked.held or "")
+            target_id = None if held is None or held.is_leaving else asked.held
+        else:
+            target_id = self.claim_target(asked.router_id, asked.held, asked.model)
+        targets = self._targets_for(asked.model, asked.held, target_id)
+        changed = self._draft_changes.since(asked.mark and asked.mark[0])
+        known = [] if changed is None else [(name, self._records.get(name)) for name in sorted(changed)]
+        return Told(
+            mark=(self._draft_changes.mark, hash((targets, target_id))),
+            drafts=self.workers("draft") if changed is None else [record.entry for _, record in known if record],
+            gone=[name for name, record in known if not record],
+            is_whole=changed is None,
+            targets=targets,
+            target_id=target_id,
+        )
+
+    async def follow(self, asked: Asked) -> Told | None:
+        """Called by each router again and again. Answers at once if there is something that the router does not know,
+        else with None after `LONGEST_WAIT_S`, or as soon as it should ask again.
+
+        Nothing is claimed for a router when it is woken: it may be gone by then.
+        """
+        told = self.tell(asked)
+        if told.mark != asked.mark:
+            return told
+        await self._waiting.wait(asked.router_id, "" if asked.is_leaving else asked.model, LONGEST_WAIT_S)
+        return None
 
     def client_keys(self) -> LinkKeys:
         """The key pair that every router of the cluster uses."""
@@ -137,37 +211,32 @@ class Directory:
         restart of the directory, routers without a group wait so long.
         """
         self._expire()
-        now = self._clock()
-        claimed = {claim.worker_id for other, claim in self._claims.items() if other != router_id}
-        if now < self._filled_at and held is not None and held not in claimed and not self._is_leaving(held):
+        settles = self._clock() < self._filled_at
+        if settles and held is not None and self._is_free(held, router_id) and not self._is_leaving(held):
             wanted: str | None = held
-        elif now < self._filled_at and self._is_restarted:
+        elif settles and self._is_restarted:
             wanted = None
         else:
-            own = self._claims.get(router_id)
-            free = [
-                entry.worker_id
-                for entry in self.workers("target")
-                if entry.model == model and not entry.is_leaving and entry.worker_id not in claimed
-            ]
-            preferred = [worker_id for worker_id in (own.worker_id if own else None, held) if worker_id in free]
-            wanted = next(iter([*preferred, *free]), None)
+            wanted = self._choose_target(router_id, held, model)
         if wanted is None:
-            self._claims.pop(router_id, None)
+            self.release_target(router_id)
         else:
-            self._claims[router_id] = _Claim(wanted, now)
+            self._claim(router_id, wanted)
         return wanted
 
     def release_target(self, router_id: str) -> None:
         """End the router's claim. Another router may claim the group at once."""
-        self._claims.pop(router_id, None)
+        self._waiting.wake(router_id)  # it is not the one that the group is offered to
+        worker_id = self._claims.pop(router_id)
+        if worker_id is not None:
+            self._unclaim(worker_id)
 
     def tell_demand(
         self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None = None
     ) -> None:
         """Store a router's demand on draft workers, by pool, and, if it has one, on its target group, for `ttl_s`
         seconds."""
-        self._demands[router_id] = drafts, targets, self._clock()
+        self._demands.tell(router_id, drafts, targets)
 
     def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
         """Set the number of draft workers of a pool, or of target groups, by hand. 0: as the load asks for."""
@@ -208,26 +277,88 @@ class Directory:
     def draft_demand(self, pool: str = FIRST_POOL) -> DraftDemand:
         """Combined demand on a pool's workers of the routers that reported within `ttl_s`, and their number set by
         hand."""
-        self._expire()
-        told = combined_drafts(drafts[pool] for drafts, _, _ in self._demands.values() if pool in drafts)
-        return replace(told, held=self._by_hand.workers.get(pool, 0))
+        return replace(self._demands.on_drafts(pool), held=self._by_hand.workers.get(pool, 0))
 
     def target_demand(self) -> TargetDemand:
         """Combined demand of the routers that reported within `ttl_s` and have a target group, and the number set by
         hand."""
-        self._expire()
-        told = combined_targets(targets for _, targets, _ in self._demands.values() if targets is not None)
-        return replace(told, held=self._by_hand.groups)
+        return replace(self._demands.on_targets(), held=self._by_hand.groups)
+
+    def _choose_target(self, router_id: str, held: str | None, model: str) -> str | None:
+        """The router's own group, the one it held before, or a free one."""
+        for preferred in (self._claims.get(router_id), held):
+            entry = self._targets.get(preferred or "")
+            if entry is not None and self._may_serve(entry, router_id, model):
+                return entry.worker_id
+        free = (entry.worker_id for entry in self._targets.values() if self._may_serve(entry, router_id, model))
+        return min(free, default=None)
+
+    def _may_serve(self, entry: WorkerEntry, router_id: str, model: str) -> bool:
+        return entry.model == model and not entry.is_leaving and self._is_free(entry.worker_id, router_id)
+
+    def _is_free(self, worker_id: str, router_id: str) -> bool:
+        return self._claimed_by.get(worker_id, router_id) == router_id
 
     def _is_leaving(self, worker_id: str) -> bool:
-        record = self._records.get(worker_id)
-        return record is not None and record.entry.is_leaving
+        entry = self._targets.get(worker_id)
+        return entry is not None and entry.is_leaving
+
+    def _claim(self, router_id: str, worker_id: str) -> None:
+        former = self._claims.get(router_id)
+        self._claims.renew(router_id, worker_id)
+        self._claimed_by[worker_id] = router_id
+        if former is not None and former != worker_id:
+            self._unclaim(former)
+
+    def _unclaim(self, worker_id: str) -> None:
+        self._claimed_by.pop(worker_id, None)
+        self._offer(worker_id)
+
+    def _offer(self, worker_id: str) -> None:
+        """Wake a router that has no group, if this one is free."""
+        entry = self._targets.get(worker_id)
+        if entry is not None and not entry.is_leaving and worker_id not in self._claimed_by:
+            self._waiting.wake_first(entry.model, lambda router_id: router_id not in self._claims)
+
+    def _targets_for(self, model: str, held: str | None, assigned: str | None) -> tuple[WorkerEntry, ...]:
+        """See `Told.targets`."""
+        own = {worker_id: self._targets[worker_id] for worker_id in (held, assigned) if worker_id in self._targets}
+        others = (
+            entry
+            for entry in self._targets.values()
+            if entry.worker_id not in own and entry.model == model and not entry.is_leaving
+        )
+        found = [entry for entry in own.values() if entry.model == model]
+        return (*found, *(replace(entry, link_drops=()) for entry in islice(others, 1)))
+
+    def _put(self, record: _Record, former: WorkerEntry | None) -> None:
+        """Store a record, and wake the routers that should know. Counts of drops are told with the next call."""
+        entry, worker_id = record.entry, record.entry.worker_id
+        self._records.renew(worker_id, record)
+        is_news = former is None or replace(former, link_drops=entry.link_drops) != entry
+        if entry.role == "target":
+            self._targets[worker_id] = entry
+            if is_news:
+                self._waiting.wake(self._claimed_by.get(worker_id, ""))
+                self._offer(worker_id)
+        elif former != entry:
+            self._draft_changes.note(worker_id)
+            if is_news:
+                self._waiting.wake_all()
+
+    def _note_lost(self, entry: WorkerEntry) -> None:
+        if entry.role == "target":
+            del self._targets[entry.worker_id]
+            self._waiting.wake(self._claimed_by.get(entry.worker_id, ""))
+        else:
+            self._draft_changes.note(entry.worker_id)
+            self._waiting.wake_all()
 
     def _expire(self) -> None:
-        oldest = self._clock() - self._ttl_s
-        self._records = {key: record for key, record in self._records.items() if record.heard_at >= oldest}
-        self._claims = {key: claim for key, claim in self._claims.items() if claim.renewed_at >= oldest}
-        self._demands = {key: told for key, told in self._demands.items() if told[2] >= oldest}
+        for _, record in self._records.expire():
+            self._note_lost(record.entry)
+        for _, worker_id in self._claims.expire():
+            self._unclaim(worker_id)
 
 
 class DirectoryActor(Directory):
@@ -251,10 +382,6 @@ class DirectoryActor(Directory):
 
     def _keep(self) -> None:
         internal_kv._internal_kv_put(_by_hand_key(), msgspec.json.encode(self._by_hand), namespace=_KV_NAMESPACE)
-
-    def follow(self, router_id: str, held: str | None, model: str) -> tuple[list[WorkerEntry], str | None]:
-        """Polled by routers: the live workers, and the target group assigned to the router."""
-        return self.workers(), self.claim_target(router_id, held, model)
 
 
 def _by_hand_key() -> bytes:
@@ -280,6 +407,7 @@ def get_or_create_directory(
         get_if_exists=True,
         num_cpus=0,
         max_restarts=-1,
+        max_concurrency=_MOST_CALLS,
         max_pending_calls=64,  # by one caller; further calls fail at once
         # Not on a node that comes and goes with the load.
         scheduling_strategy=NodeAffinitySchedulingStrategy(_head_node_id(), soft=True),

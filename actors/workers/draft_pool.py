@@ -124,7 +124,9 @@ class DraftReplica:
             self._error = f"{type(error).__name__}: {error}"
 
     def _wanted(self) -> WantedModel | None:
-        """None while the directory does not answer."""
+        """None while the directory does not answer. A worker that serves is told with its heartbeats."""
+        if self._served is not None:
+            return self._served.wanted
         try:
             if self._directory is None:
                 self._directory = find_directory(self._directory_name)

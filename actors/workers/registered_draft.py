@@ -10,6 +10,7 @@ from ray.util import get_node_ip_address
 
 from actors.workers.directory import WorkerEntry
 from actors.workers.draft_worker import DraftWorker
+from actors.workers.model_changes import WantedModel
 from actors.workers.quiet_watch import QuietWatch
 from actors.workers.registration import Registration
 from actors.workers.settings import DraftSettings
@@ -39,6 +40,11 @@ class RegisteredDraft:
         )
         self._registration = Registration(directory_name, entry, self.worker.server)
         logger.info("draft model %s serves after %.1f s", settings.source.path, time.monotonic() - started)
+
+    @property
+    def wanted(self) -> WantedModel | None:
+        """What the directory last said that this pool's workers are to run; None until it has said so."""
+        return self._registration.wanted
 
     def renumber(self, model_number: int) -> None:
         """The model that it runs is wanted again."""

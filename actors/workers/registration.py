@@ -12,13 +12,15 @@ from ray.exceptions import ActorDiedError, RayError
 from actors.links.heartbeat import Heartbeat
 from actors.links.server import LinkServer
 from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
+from actors.workers.model_changes import WantedModel
 
 
 class Registration:
     """Registers a worker at once and renews the entry every `interval_s` until `leave`.
 
     It waits without limit for a directory that is away, restarting or replaced. Each heartbeat reports the messages
-    that `server` has dropped; the answer has the clients that `server` must admit.
+    that `server` has dropped; the answer has the clients that `server` must admit, and `wanted`: what the workers of
+    its pool are to run, None until the first answer.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Registration:
         self._server = server
         self._timeout_s = max(interval_s, 1.0)
         self._directory: DirectoryHandle | None = None
+        self.wanted: WantedModel | None = None
         self._heartbeat = Heartbeat(self._renew, interval_s, f"registration of {entry.worker_id}")
 
     def announce_leaving(self) -> None:
@@ -58,8 +61,9 @@ class Registration:
             self._directory = find_directory(self._directory_name)
         entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
         try:
-            keys = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
+            answer = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
         except ActorDiedError:
             self._directory = None  # gone for good; there may be another one of that name
             raise
-        self._server.allow(keys)
+        self._server.allow(answer.clients)
+        self.wanted = answer.wanted

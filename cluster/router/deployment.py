@@ -29,7 +29,7 @@ from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from actors.pool_names import FIRST_POOL
-from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
+from actors.workers.directory import LONGEST_WAIT_S, Asked, DirectoryHandle, Told, find_directory
 from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
@@ -39,6 +39,7 @@ from cluster.config import CacheConfig, DraftConfig, DraftModelConfig, RouterCon
 from cluster.interpreter import put_event_loop_first
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
+from cluster.router.directory_view import DirectoryView
 from cluster.router.driver import RouterDriver
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
@@ -55,7 +56,8 @@ logger = logging.getLogger(__name__)
 MAX_ONGOING_REQUESTS = 8192  # a backstop: the core's queue is the bound that clients meet
 _STATUS_CALLS = 32  # status calls that may wait beside requests while there is no replica
 _DRAIN_S = 60.0
-_DEMAND_PERIOD_S = 1.0  # between reports to the directory of the demand for workers
+_ASK_PERIOD_S = 0.25  # between questions to the directory, at least
+_ANSWER_TIMEOUT_S = 5.0  # beyond the time for which the directory waits for something new
 _STATS_PERIOD_S = 0.5  # between readiness reports to gateways, sent through Serve's controller
 _DISMISSED_S = 3.0  # without a health check: Serve's controller has told this router to stop
 _LOOK_AGAIN_S = 0.05
@@ -92,10 +94,10 @@ class Router:
         self._settings = settings
         self._model = settings.model.fingerprint
         self._router_id = secrets.token_hex(8)
-        self._told_demand_at = 0.0
         self._directory: DirectoryHandle = find_directory(settings.directory_name)
         keys = await self._directory.client_keys.remote()
         self._connections = Connections(keys)
+        self._view = DirectoryView()
         self._publisher = Publisher([keys.public], get_node_ip_address())
         self._announcer = Announcer(self._router_id, self._publisher)
         self._chunks = ChunkSender(self._publisher)
@@ -120,7 +122,8 @@ class Router:
             self._soft_sharing.follow(OPEN)  # tenants' namespaces are followed with their first request
         self._asked_at = time.monotonic()  # when Serve's controller last asked how this router is
         self._has_left = False
-        self._task = asyncio.create_task(keep_connected(self._connections, self._list_workers, self._adopt))
+        self._following = asyncio.create_task(self._follow_directory())
+        self._task = asyncio.create_task(keep_connected(self._connections, self._view.workers, self._adopt))
         self._announcing = asyncio.create_task(self._announce())
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
@@ -205,7 +208,7 @@ class Router:
 
     async def check_health(self) -> None:
         self._asked_at = time.monotonic()
-        if self._task.done():
+        if self._task.done() or self._following.done():
             raise Unavailable("the router no longer follows the directory")
         if self._driver is not None and self._driver.failure is not None:
             raise Unavailable(f"rounds have stopped: {self._driver.failure}")
@@ -217,37 +220,47 @@ class Router:
             await self._driver.drain(_DRAIN_S)
             self._driver.close()
         self._task.cancel()
+        self._following.cancel()
         self._announcing.cancel()
         self._publisher.close()
         self._connections.close()
         if self._cache is not None:
             await asyncio.to_thread(self._cache.close)
 
-    async def _list_workers(self) -> tuple[list[WorkerEntry], str | None]:
-        """All workers, and the target group assigned to this router."""
-        held = self._connections.target_id
-        is_dismissed = time.monotonic() - self._asked_at > _DISMISSED_S
-        try:
-            self._tell_demand()
-            async with asyncio.timeout(5.0):
-                if not is_dismissed:
-                    self._has_left = False
-                    found: tuple[list[WorkerEntry], str | None] = await self._directory.follow.remote(
-                        self._router_id, held, self._model
-                    )
-                    return self._of_model(found[0]), found[1]
-                # Another router may get the group; running requests finish on it all the same.
-                self._leave_group()
-                entries: list[WorkerEntry] = await self._directory.workers.remote()
-        except ray.exceptions.ActorDiedError:
-            self._directory = find_directory(self._settings.directory_name)
-            raise
-        stays = any(entry.worker_id == held and not entry.is_leaving for entry in entries)
-        return self._of_model(entries), held if stays else None
+    async def _follow_directory(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(LONGEST_WAIT_S + _ANSWER_TIMEOUT_S):
+                    told: Told | None = await self._directory.follow.remote(self._question(began))
+                if told is not None:
+                    self._view.take(told)
+            except Exception as error:
+                logger.warning("the directory did not answer: %r", error)
+                if isinstance(error, ray.exceptions.ActorDiedError):
+                    with contextlib.suppress(ValueError):  # there is none of that name yet
+                        self._directory = await asyncio.to_thread(find_directory, self._settings.directory_name)
+            await asyncio.sleep(began + _ASK_PERIOD_S - time.monotonic())
 
-    def _of_model(self, entries: list[WorkerEntry]) -> list[WorkerEntry]:
-        """Leave out targets of another model, which an upgrade may start beside this one's."""
-        return [entry for entry in entries if entry.role != "target" or entry.model == self._model]
+    def _question(self, now: float) -> Asked:
+        drafts, targets = None, None
+        if self._driver is not None:
+            core = self._driver.core
+            drafts = {pool: scaling.demand(now) for pool, scaling in core.draft_scaling.items()}
+            targets = core.target_demand(now) if self._driver.has_target else None
+        return Asked(
+            router_id=self._router_id,
+            model=self._model,
+            held=self._connections.target_id,
+            mark=self._view.mark,
+            is_leaving=self._is_dismissed,
+            drafts=drafts,
+            targets=targets,
+        )
+
+    @property
+    def _is_dismissed(self) -> bool:
+        return time.monotonic() - self._asked_at > _DISMISSED_S
 
     def _leave_group(self) -> None:
         if not self._has_left:
@@ -255,18 +268,13 @@ class Router:
             with contextlib.suppress(ray.exceptions.RayError):  # if too many calls wait there, the claim expires
                 self._directory.release_target.remote(self._router_id)
 
-    def _tell_demand(self) -> None:
-        now = time.monotonic()
-        if self._driver is not None and now - self._told_demand_at >= _DEMAND_PERIOD_S:
-            self._told_demand_at = now
-            core = self._driver.core
-            targets = core.target_demand(now) if self._driver.has_target else None
-            # Best effort; resent every second.
-            drafts = {pool: scaling.demand(now) for pool, scaling in core.draft_scaling.items()}
-            self._directory.tell_demand.remote(self._router_id, drafts, targets)
-
     def _adopt(self) -> None:
-        """Start rounds with the first target, and give the driver the present links."""
+        """Start rounds with the first target, and give the driver the present links. A router that is told to stop
+        leaves its group to another one; running requests finish on it all the same."""
+        if self._is_dismissed:
+            self._leave_group()
+        else:
+            self._has_left = False
         if self._driver is None and self._connections.target is not None:
             self._driver = self._start_rounds(self._connections.target[0])
         if self._connections.target is not None and self._connections.target[0].incarnation != self._incarnation:

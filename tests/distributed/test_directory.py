@@ -127,7 +127,7 @@ def test_a_worker_that_leaves_is_gone_at_once_and_leaving_twice_is_fine(registry
 
 def test_workers_learn_the_public_key_only(registry: Directory) -> None:
     keys = registry.client_keys()
-    assert registry.heartbeat(entry_of("a")) == (keys.public,)
+    assert registry.heartbeat(entry_of("a")).clients == (keys.public,)
 
 
 # --- the background beat

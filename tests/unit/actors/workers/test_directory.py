@@ -117,6 +117,7 @@ def test_a_directory_made_anew_believes_those_who_hold_a_group(directory):
 
 def test_demand_is_the_mean_of_the_routers_that_have_a_group(directory, clock):
     assert directory.target_demand() == TargetDemand()
+    clock.now += 0.25
     directory.tell_demand("r1", {}, TargetDemand(3.0, 1.0))
     directory.tell_demand("r2", {}, TargetDemand(1.0, 0.5))
     directory.tell_demand("r3", {"draft": DraftDemand(late_share=0.5), "code": DraftDemand(gain=0.1)})
@@ -125,6 +126,8 @@ def test_demand_is_the_mean_of_the_routers_that_have_a_group(directory, clock):
     assert directory.draft_demand("code") == DraftDemand(gain=0.1)
     assert directory.draft_demand("prose") == DraftDemand()
     directory.tell_demand("r1", {})
+    assert directory.target_demand() == TargetDemand(2.0, 0.75)  # asked for a moment ago
+    clock.now += 0.25
     assert directory.target_demand() == TargetDemand(1.0, 0.5)
     clock.now += TTL_S + 0.01
     assert directory.target_demand() == TargetDemand()

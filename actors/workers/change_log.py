@@ -1,0 +1,35 @@
+"""What has changed since a caller last asked."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from itertools import islice
+
+_KEPT = 4096  # whoever missed more gets everything
+
+
+class ChangeLog:
+    """The latest changes of a set of named things. Asking costs as much as has changed."""
+
+    def __init__(self) -> None:
+        self._life = secrets.randbits(62)  # a log made anew knows nothing of what was told before
+        self._num_changes = 0
+        self._names: deque[str] = deque(maxlen=_KEPT)
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Names the present state: for `since`, later."""
+        return self._life, self._num_changes
+
+    def note(self, name: str) -> None:
+        """It is new, another or gone."""
+        self._num_changes += 1
+        self._names.append(name)
+
+    def since(self, mark: tuple[int, int] | None) -> set[str] | None:
+        """Names of what has changed; None: everything may have."""
+        if mark is None or mark[0] != self._life:
+            return None
+        missed = self._num_changes - mark[1]
+        return set(islice(reversed(self._names), missed)) if 0 <= missed <= len(self._names) else None

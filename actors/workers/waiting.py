@@ -1,0 +1,49 @@
+"""Calls that wait until there is something new for their caller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    kind: str
+    woken: asyncio.Future[None]
+
+
+class Waiting:
+    """One call of each caller; an earlier one ends with the next."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, _Call] = {}  # by caller, the one that has waited longest first
+
+    async def wait(self, caller: str, kind: str, limit_s: float) -> None:
+        """Until the caller is woken, or for `limit_s` seconds."""
+        self.wake(caller)
+        call = self._calls[caller] = _Call(kind, asyncio.get_running_loop().create_future())
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await call.woken
+        finally:
+            if self._calls.get(caller) is call:
+                del self._calls[caller]
+
+    def wake(self, caller: str) -> None:
+        call = self._calls.pop(caller, None)
+        if call is not None and not call.woken.done():
+            call.woken.set_result(None)
+
+    def wake_all(self) -> None:
+        for caller in list(self._calls):
+            self.wake(caller)
+
+    def wake_first(self, kind: str, may_be_woken: Callable[[str], bool]) -> None:
+        """Of those of a kind that may be, the one that has waited longest."""
+        found = (caller for caller, call in self._calls.items() if call.kind == kind and may_be_woken(caller))
+        caller = next(found, None)
+        if caller is not None:
+            self.wake(caller)
