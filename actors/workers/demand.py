@@ -54,15 +54,18 @@ def combined_targets(demands: Iterable[TargetDemand]) -> TargetDemand:
 
 
 class RouterDemands:
-    """What routers have told within `ttl_s` seconds."""
+    """What routers have told lately."""
 
-    def __init__(self, ttl_s: float, clock: Callable[[], float]) -> None:
-        self._told: Leases[tuple[Mapping[str, DraftDemand], TargetDemand | None]] = Leases(ttl_s, clock)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._told: Leases[tuple[Mapping[str, DraftDemand], TargetDemand | None]] = Leases(clock)
         self._on_drafts = _LateCopies(clock, self._combined_drafts)
         self._on_targets = _LateCopies(clock, self._combined_targets)
 
-    def tell(self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None) -> None:
-        self._told.renew(router_id, (drafts, targets))
+    def tell(
+        self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None, ttl_s: float
+    ) -> None:
+        """Replaces what the router told before. It counts for `ttl_s` seconds."""
+        self._told.renew(router_id, (drafts, targets), ttl_s)
 
     def on_drafts(self, pool: str) -> DraftDemand:
         return self._on_drafts.get(pool)

@@ -5,7 +5,8 @@ what was set by hand, from Ray's store. Workers register again with their next h
 directory has another key, the answer to that heartbeat tells the workers. Established links need no directory.
 
 A call costs as much as there is to tell. Each router has one call here that waits until something has changed for it,
-and for a second at most, since calls renew what routers hold; each worker calls once a second.
+and for a second at most, since calls renew what routers hold; each worker calls once a second. Above 750 callers they
+are told to call less often, and what they hold lasts so much longer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
-LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
+_LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
+_CALLS_A_STRETCH = 750  # calls a second that the directory is to get: Ray takes up to a millisecond for one
 _MOST_CALLS = 8192  # at a time; most of them wait
 _DEMAND_TIMEOUT_S = 2.0
 _KEYS_TIMEOUT_S = 5.0
@@ -63,18 +65,21 @@ class WorkerEntry:
     model_number: int = 0  # of a draft worker: `WantedModel.number` of the last one that it followed
 
 
-class SetByHand(msgspec.Struct):
-    """What `paceline scale` has set."""
+class Kept(msgspec.Struct):
+    """What `paceline scale` has set, and what a directory that restarts must know of those who call."""
 
     groups: int = 0  # number of target groups; 0: as the load asks for
     workers: dict[str, int] = {}  # number of draft workers by pool; 0: as the load asks for
     models: dict[str, WantedModel] = {}  # by pool
+    # Callers renew at the 1st, 2nd, 4th or ... interval, for leases that are as many times as long.
+    stretch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
     clients: tuple[bytes, ...]  # public keys of clients that the worker's links must admit
     wanted: WantedModel  # what the workers of its pool are to run
+    stretch: int  # the intervals after which to call again
 
 
 Mark: TypeAlias = tuple[tuple[int, int], int]
@@ -104,6 +109,7 @@ class Told:
     # The group that it has had, the one that it gets, and one of another router that serves, as far as there are any.
     targets: tuple[WorkerEntry, ...]
     target_id: str | None  # the target group assigned to the router
+    longest_wait_s: float  # for which the next call may wait
 
 
 @dataclass(slots=True)
@@ -113,7 +119,7 @@ class _Record:
 
 
 class Directory:
-    """Entries and claims expire if they are not renewed within `ttl_s` seconds."""
+    """Entries and claims expire if they are not renewed within `ttl_s` seconds, times `Kept.stretch`."""
 
     def __init__(
         self,
@@ -128,14 +134,14 @@ class Directory:
         self._clock = clock
         self._is_restarted = is_restarted
         self._filled_at = clock() + ttl_s  # by then all live workers and routers have reported
-        self._records: Leases[_Record] = Leases(ttl_s, clock)
+        self._records: Leases[_Record] = Leases(clock)
         self._targets: dict[str, WorkerEntry] = {}  # of these, in order of registration
-        self._claims: Leases[str] = Leases(ttl_s, clock)  # workers by router
+        self._claims: Leases[str] = Leases(clock)  # workers by router
         self._claimed_by: dict[str, str] = {}  # routers by worker
         self._draft_changes = ChangeLog()
         self._waiting = Waiting()
-        self._demands = RouterDemands(ttl_s, clock)
-        self._by_hand = SetByHand()
+        self._demands = RouterDemands(clock)
+        self._kept = Kept()
         self._turns = ModelTurns(ttl_s, clock)
 
     def heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
@@ -148,7 +154,7 @@ class Directory:
             self._put(_Record(entry, record.previous_incarnation), record.entry)
         elif record.previous_incarnation != entry.incarnation:
             self._put(_Record(entry, record.entry.incarnation), record.entry)
-        return HeartbeatAnswer((self._client_keys.public,), self.wanted_model(entry.pool))
+        return HeartbeatAnswer((self._client_keys.public,), self.wanted_model(entry.pool), self._stretch())
 
     def remove(self, worker_id: str, incarnation: int) -> None:
         """Remove a worker. Unknown and replaced workers are ignored."""
@@ -176,27 +182,29 @@ class Directory:
         else:
             target_id = self.claim_target(asked.router_id, asked.held, asked.model)
         targets = self._targets_for(asked.model, asked.held, target_id)
+        longest_wait_s = _LONGEST_WAIT_S * self._stretch()
         changed = self._draft_changes.since(asked.mark and asked.mark[0])
         known = [] if changed is None else [(name, self._records.get(name)) for name in sorted(changed)]
         return Told(
-            mark=(self._draft_changes.mark, hash((targets, target_id))),
+            mark=(self._draft_changes.mark, hash((targets, target_id, longest_wait_s))),
             drafts=self.workers("draft") if changed is None else [record.entry for _, record in known if record],
             gone=[name for name, record in known if not record],
             is_whole=changed is None,
             targets=targets,
             target_id=target_id,
+            longest_wait_s=longest_wait_s,
         )
 
     async def follow(self, asked: Asked) -> Told | None:
         """Called by each router again and again. Answers at once if there is something that the router does not know,
-        else with None after `LONGEST_WAIT_S`, or as soon as it should ask again.
+        else with None after `Told.longest_wait_s`, or as soon as it should ask again.
 
         Nothing is claimed for a router when it is woken: it may be gone by then.
         """
         told = self.tell(asked)
         if told.mark != asked.mark:
             return told
-        await self._waiting.wait(asked.router_id, "" if asked.is_leaving else asked.model, LONGEST_WAIT_S)
+        await self._waiting.wait(asked.router_id, "" if asked.is_leaving else asked.model, told.longest_wait_s)
         return None
 
     def client_keys(self) -> LinkKeys:
@@ -234,26 +242,25 @@ class Directory:
     def tell_demand(
         self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None = None
     ) -> None:
-        """Store a router's demand on draft workers, by pool, and, if it has one, on its target group, for `ttl_s`
-        seconds."""
-        self._demands.tell(router_id, drafts, targets)
+        """Store a router's demand on draft workers, by pool, and, if it has one, on its target group."""
+        self._demands.tell(router_id, drafts, targets, self._lease_s)
 
     def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
         """Set the number of draft workers of a pool, or of target groups, by hand. 0: as the load asks for."""
         if role == "target":
-            self._by_hand.groups = number
+            self._kept.groups = number
         else:
-            self._by_hand.workers[pool] = number
+            self._kept.workers[pool] = number
 
     def want_model(self, pool: str, spec: str) -> WantedModel:
         """Have a pool's workers run this model, one after the other. "": the model of the configuration."""
         wanted = WantedModel(spec, self.wanted_model(pool).number + 1)
-        self._by_hand.models[pool] = wanted
+        self._kept.models[pool] = wanted
         self._turns.forget_refusals(pool)
         return wanted
 
     def wanted_model(self, pool: str) -> WantedModel:
-        return self._by_hand.models.get(pool, WantedModel())
+        return self._kept.models.get(pool, WantedModel())
 
     def take_turn(self, pool: str, worker: str, is_changing: bool = False) -> bool:
         """Whether this worker may change its model now: see `ModelTurns.take`. is_changing: it has the turn, and renews
@@ -275,14 +282,12 @@ class Directory:
         return self._turns.refusals(pool)
 
     def draft_demand(self, pool: str = FIRST_POOL) -> DraftDemand:
-        """Combined demand on a pool's workers of the routers that reported within `ttl_s`, and their number set by
-        hand."""
-        return replace(self._demands.on_drafts(pool), held=self._by_hand.workers.get(pool, 0))
+        """Combined demand on a pool's workers of the routers that reported lately, and their number set by hand."""
+        return replace(self._demands.on_drafts(pool), held=self._kept.workers.get(pool, 0))
 
     def target_demand(self) -> TargetDemand:
-        """Combined demand of the routers that reported within `ttl_s` and have a target group, and the number set by
-        hand."""
-        return replace(self._demands.on_targets(), held=self._by_hand.groups)
+        """Combined demand of the routers that reported lately and have a target group, and the number set by hand."""
+        return replace(self._demands.on_targets(), held=self._kept.groups)
 
     def _choose_target(self, router_id: str, held: str | None, model: str) -> str | None:
         """The router's own group, the one it held before, or a free one."""
@@ -305,7 +310,7 @@ class Directory:
 
     def _claim(self, router_id: str, worker_id: str) -> None:
         former = self._claims.get(router_id)
-        self._claims.renew(router_id, worker_id)
+        self._claims.renew(router_id, worker_id, self._lease_s)
         self._claimed_by[worker_id] = router_id
         if former is not None and former != worker_id:
             self._unclaim(former)
@@ -334,7 +339,7 @@ class Directory:
     def _put(self, record: _Record, former: WorkerEntry | None) -> None:
         """Store a record, and wake the routers that should know. Counts of drops are told with the next call."""
         entry, worker_id = record.entry, record.entry.worker_id
-        self._records.renew(worker_id, record)
+        self._records.renew(worker_id, record, self._lease_s)
         is_news = former is None or replace(former, link_drops=entry.link_drops) != entry
         if entry.role == "target":
             self._targets[worker_id] = entry
@@ -354,6 +359,22 @@ class Directory:
             self._draft_changes.note(entry.worker_id)
             self._waiting.wake_all()
 
+    @property
+    def _lease_s(self) -> float:
+        return self._ttl_s * self._kept.stretch
+
+    def _stretch(self) -> int:
+        """Rises with the number of callers, and falls when there are clearly fewer."""
+        callers, stretch = len(self._records) + len(self._waiting), self._kept.stretch
+        if callers > stretch * _CALLS_A_STRETCH:
+            self._change_stretch(2 * stretch)
+        elif stretch > 1 and callers < stretch * _CALLS_A_STRETCH // 3 and self._clock() >= self._filled_at:
+            self._change_stretch(stretch // 2)
+        return self._kept.stretch
+
+    def _change_stretch(self, stretch: int) -> None:
+        self._kept.stretch = stretch
+
     def _expire(self) -> None:
         for _, record in self._records.expire():
             self._note_lost(record.entry)
@@ -367,9 +388,10 @@ class DirectoryActor(Directory):
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
         is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         super().__init__(client_keys, ttl_s, is_restarted=is_restarted)
-        stored = internal_kv._internal_kv_get(_by_hand_key(), namespace=_KV_NAMESPACE) if is_restarted else None
+        stored = internal_kv._internal_kv_get(_kept_key(), namespace=_KV_NAMESPACE) if is_restarted else None
         if stored is not None:
-            self._by_hand = msgspec.json.decode(stored, type=SetByHand)
+            self._kept = msgspec.json.decode(stored, type=Kept)
+            self._filled_at += ttl_s * (self._kept.stretch - 1)
 
     def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
         super().hold(role, number, pool)
@@ -380,12 +402,16 @@ class DirectoryActor(Directory):
         self._keep()
         return wanted
 
+    def _change_stretch(self, stretch: int) -> None:
+        super()._change_stretch(stretch)
+        self._keep()
+
     def _keep(self) -> None:
-        internal_kv._internal_kv_put(_by_hand_key(), msgspec.json.encode(self._by_hand), namespace=_KV_NAMESPACE)
+        internal_kv._internal_kv_put(_kept_key(), msgspec.json.encode(self._kept), namespace=_KV_NAMESPACE)
 
 
-def _by_hand_key() -> bytes:
-    return f"by-hand-{ray.get_runtime_context().get_actor_id()}".encode()
+def _kept_key() -> bytes:
+    return f"kept-{ray.get_runtime_context().get_actor_id()}".encode()
 
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]

@@ -18,9 +18,9 @@ from actors.workers.model_changes import WantedModel
 class Registration:
     """Registers a worker at once and renews the entry every `interval_s` until `leave`.
 
-    It waits without limit for a directory that is away, restarting or replaced. Each heartbeat reports the messages
-    that `server` has dropped; the answer has the clients that `server` must admit, and `wanted`: what the workers of
-    its pool are to run, None until the first answer.
+    Where the directory has very many callers, it asks for longer intervals. It waits without limit for a directory that
+    is away, restarting or replaced. Each heartbeat reports the messages that `server` has dropped; the answer has the
+    clients that `server` must admit, and what the workers of its pool are to run: `wanted`, None until the first one.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class Registration:
         self._timeout_s = max(interval_s, 1.0)
         self._directory: DirectoryHandle | None = None
         self.wanted: WantedModel | None = None
-        self._heartbeat = Heartbeat(self._renew, interval_s, f"registration of {entry.worker_id}")
+        self._intervals_left = 0  # until the entry is to be renewed
+        self._heartbeat = Heartbeat(self._beat, interval_s, f"registration of {entry.worker_id}")
 
     def announce_leaving(self) -> None:
         """Tell routers to send nothing more to this worker. It answers until they notice."""
@@ -56,6 +57,11 @@ class Registration:
                 removed = self._directory.remove.remote(self._entry.worker_id, self._entry.incarnation)
                 ray.get(removed, timeout=self._timeout_s)
 
+    def _beat(self) -> None:
+        self._intervals_left -= 1
+        if self._intervals_left <= 0:
+            self._renew()
+
     def _renew(self) -> None:
         if self._directory is None:
             self._directory = find_directory(self._directory_name)
@@ -66,4 +72,4 @@ class Registration:
             self._directory = None  # gone for good; there may be another one of that name
             raise
         self._server.allow(answer.clients)
-        self.wanted = answer.wanted
+        self.wanted, self._intervals_left = answer.wanted, answer.stretch

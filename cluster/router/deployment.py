@@ -29,7 +29,7 @@ from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from actors.pool_names import FIRST_POOL
-from actors.workers.directory import LONGEST_WAIT_S, Asked, DirectoryHandle, Told, find_directory
+from actors.workers.directory import Asked, DirectoryHandle, Told, find_directory
 from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
@@ -231,7 +231,7 @@ class Router:
         while True:
             began = time.monotonic()
             try:
-                async with asyncio.timeout(LONGEST_WAIT_S + _ANSWER_TIMEOUT_S):
+                async with asyncio.timeout(self._view.longest_wait_s + _ANSWER_TIMEOUT_S):
                     told: Told | None = await self._directory.follow.remote(self._question(began))
                 if told is not None:
                     self._view.take(told)

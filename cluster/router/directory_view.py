@@ -11,6 +11,7 @@ class DirectoryView:
     def __init__(self) -> None:
         self.mark: Mark | None = None  # for the next question
         self.target_id: str | None = None  # the target group assigned to this router
+        self.longest_wait_s = 0.0  # of the directory, before it answers
         self._drafts: dict[str, WorkerEntry] = {}
         self._targets: tuple[WorkerEntry, ...] = ()
 
@@ -29,3 +30,4 @@ class DirectoryView:
         for worker_id in told.gone:
             self._drafts.pop(worker_id, None)
         self._targets, self.target_id, self.mark = told.targets, told.target_id, told.mark
+        self.longest_wait_s = told.longest_wait_s

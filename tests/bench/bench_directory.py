@@ -2,8 +2,8 @@
 
     python -m tests.bench.bench_directory [--routers 300] [--seconds 10] [--processes 6]
 
-Two phases: routers follow it as they do in production, and targets beat once a second, while a draft worker comes and
-goes every second; then as many heartbeats as callers and directory can do. Callers share the machine's processors.
+Two phases: routers follow it as they do in production, and targets beat once a second, while a draft worker changes
+every four seconds; then as many heartbeats as callers and directory can do. Callers share the machine's processors.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from cluster.router.directory_view import DirectoryView
 _NAME = "bench"
 _ASK_PERIOD_S = 0.25  # as in `cluster.router.deployment`
 _BEAT_S = 1.0
+_CHANGE_S = 4.0
 
 
 def entry_of(role: Role, name: str, key: bytes, model_number: int = 0) -> WorkerEntry:
@@ -87,9 +88,9 @@ class Callers:
 
     async def _target(self, number: int, until: float, pause_s: float = _BEAT_S) -> None:
         while time.monotonic() < until:
-            await self._directory.heartbeat.remote(entry_of("target", f"t{number}", self._key))
+            answer = await self._directory.heartbeat.remote(entry_of("target", f"t{number}", self._key))
             self._books.num_calls += 1
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s * answer.stretch)
 
 
 def measure(callers: list[ActorProxy[Callers]], directory: psutil.Process, method: str, seconds: float) -> list[str]:
@@ -98,7 +99,7 @@ def measure(callers: list[ActorProxy[Callers]], directory: psutil.Process, metho
     before, began = sum(directory.cpu_times()[:2]), time.monotonic()
     while time.monotonic() - began < seconds:
         ray.get(handle.heartbeat.remote(entry_of("draft", "draft", key, int(time.monotonic() * 1e6))))
-        time.sleep(_BEAT_S)
+        time.sleep(_CHANGE_S if method == "follow" else seconds)
     books: list[Books] = ray.get(running)
     elapsed_s, spent_s = time.monotonic() - began, sum(directory.cpu_times()[:2]) - before
     num_calls = sum(one.num_calls for one in books)

@@ -133,6 +133,33 @@ def test_demand_is_the_mean_of_the_routers_that_have_a_group(directory, clock):
     assert directory.target_demand() == TargetDemand()
 
 
+def test_very_many_callers_are_told_to_call_less_often_and_what_they_hold_lasts_so_long(clock):
+    directory = Directory(KEYS, TTL_S, clock)
+    due = {f"w{number}": 0.0 for number in range(1600)}  # when each calls next
+    num_calls = 0
+
+    def go_on(seconds: int) -> None:
+        nonlocal num_calls
+        for _ in range(seconds):
+            for worker_id in [worker_id for worker_id, at in due.items() if at <= clock.now]:
+                due[worker_id] = clock.now + directory.heartbeat(entry_of(worker_id)).stretch
+                num_calls += 1
+            clock.now += 1.0
+            assert len(directory.workers()) == len(due)
+
+    go_on(8)
+    num_calls = 0
+    go_on(20)
+    assert num_calls / 20 <= 750
+    for number in range(100, 1600):
+        directory.remove(f"w{number}", 1)
+        del due[f"w{number}"]
+    go_on(8)
+    num_calls = 0
+    go_on(10)
+    assert num_calls / 10 == 100
+
+
 IDS = st.sampled_from("abcd")
 ROUTERS = st.sampled_from(["r1", "r2", "r3"])
 
