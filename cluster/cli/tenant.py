@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
+from pydantic_core import to_jsonable_python
 
 from actors.errors import InvalidRequest
 from actors.home import paceline_home
@@ -20,8 +21,8 @@ from cluster.cli.shared_options import ClusterOptions, JsonOption, with_options
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.tenants.access import registry_path
-from cluster.tenants.administration import IssuedKey, TenantAdministration
-from cluster.tenants.registry import StoredTenant, TenantLimits, now_utc
+from cluster.tenants.administration import LIMITS, IssuedKey, TenantAdministration
+from cluster.tenants.registry import StoredTenant, now_utc
 
 app = typer.Typer(no_args_is_help=True, help="API keys, limits and sharing of those who call a cluster.")
 
@@ -52,7 +53,7 @@ class TenantOptions:
     def fields(self) -> dict[str, object]:
         """What was given. Limits are numbers, or None for `none`. Raises InvalidRequest."""
         given = {name: text for name, text in asdict(self).items() if text is not None}
-        return {name: _limit(name, text) if name in TenantLimits.model_fields else text for name, text in given.items()}
+        return {name: _limit(name, text) if name in LIMITS else text for name, text in given.items()}
 
 
 @app.command()
@@ -73,7 +74,7 @@ def list_tenants(as_json: JsonOption = False, *, cluster: ClusterOptions) -> Non
         return
     rows = []
     for tenant in tenants:
-        limits = [f"{key} {value:g}" for key, value in tenant.limits.model_dump().items() if value is not None]
+        limits = [f"{key} {value:g}" for key, value in asdict(tenant.limits).items() if value is not None]
         keys = [_key_line(key, now) for key in _described(tenant, now)["keys"]]
         state = "disabled" if tenant.disabled else "enabled"
         policy = tenant.policy if tenant.group is None else f"{tenant.policy} {tenant.group}"
@@ -140,10 +141,11 @@ def _changing(config: ClusterConfig) -> Iterator[TenantAdministration]:
     """Withdraws from the public pool what was fed by tenants that may no longer feed it after the block."""
     from cluster.cache.admin.store_access import feeders, withdraw_those_gone
 
-    before = feeders(config)
-    yield _administration(config)
+    administration = _administration(config)
+    before = feeders(config, administration.registry())
+    yield administration
     try:
-        has_withdrawn = withdraw_those_gone(config, before)
+        has_withdrawn = withdraw_those_gone(config, before, administration.registry())
     except (ConfigError, CacheError) as error:
         typer.echo(f"the public pool could not be told, which routers will do within seconds: {error}", err=True)
         return
@@ -182,9 +184,9 @@ def _show_key(issued: IssuedKey, as_json: bool) -> None:
 
 def _described(tenant: StoredTenant, now: datetime) -> dict[str, Any]:
     """Without digests."""
-    described = tenant.model_dump(mode="json", exclude={"keys"})
+    described: dict[str, Any] = to_jsonable_python(tenant, exclude={"keys"})
     described["keys"] = [
-        key.model_dump(mode="json", exclude={"sha256"})
+        to_jsonable_python(key, exclude={"sha256"})
         | {"age_s": int((now - key.created).total_seconds()), "live": key.is_live(now)}
         for key in tenant.keys
     ]

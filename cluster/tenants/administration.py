@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as fields_of
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from actors.errors import InvalidRequest
 from cache_service.admin.audit_log import AuditFile, os_user
@@ -18,10 +19,12 @@ from cache_service.errors import AuditError
 from cluster.errors import ConfigError
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import MAX_LIVE_KEYS, Registry, StoredKey, StoredTenant, TenantLimits, now_utc
-from cluster.tenants.registry_file import locked, read_registry, write_registry
+from cluster.tenants.registry_file import RegistryFile, locked
 from cluster.validation import first_problem, limit_of
 
-_LIMITS = tuple(TenantLimits.model_fields)
+LIMITS = tuple(one.name for one in fields_of(TenantLimits))
+_MOST_NAMED = 20  # tenants, in an error
+_LIMITS, _TENANT = TypeAdapter(TenantLimits), TypeAdapter(StoredTenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +38,33 @@ class IssuedKey:
 
 @dataclass
 class _Action:
-    """A change in progress; `changes` goes to the audit log."""
+    """A change in progress; `audited` goes to the audit log."""
 
     registry: Registry
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, StoredTenant | None] = field(default_factory=dict)
+    audited: dict[str, Any] = field(default_factory=dict)
 
     def find(self, name: str) -> StoredTenant:
         for tenant in self.registry.tenants:
             if tenant.name == name:
                 return tenant
-        known = ", ".join(sorted(tenant.name for tenant in self.registry.tenants)) or "none"
-        raise InvalidRequest("name", name, f"there is no such tenant; there are: {known}")
+        known = sorted(tenant.name for tenant in self.registry.tenants)
+        more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        there_are = ", ".join(known[:_MOST_NAMED]) or "none"
+        raise InvalidRequest("name", name, f"there is no such tenant; there are: {there_are}{more}")
+
+    def new_id(self) -> str:
+        """So many tenants share 32 bits that chance alone would give two of them the same."""
+        while (tenant_id := _random_id()) in self.registry:
+            pass
+        return tenant_id
 
     def put(self, tenant: StoredTenant) -> None:
-        """Replace the tenant with this id, or add it; it comes last."""
-        self.drop(tenant)
-        self.registry = self.registry.model_copy(update={"tenants": (*self.registry.tenants, tenant)})
+        """Add the tenant, or replace the one with this id."""
+        self.changes[tenant.id] = tenant
 
     def drop(self, tenant: StoredTenant) -> None:
-        others = tuple(one for one in self.registry.tenants if one.id != tenant.id)
-        self.registry = self.registry.model_copy(update={"tenants": others})
+        self.changes[tenant.id] = None
 
 
 class TenantAdministration:
@@ -64,15 +74,20 @@ class TenantAdministration:
     def __init__(self, path: Path, *, allow_shared: bool = False) -> None:
         """allow_shared: whether tenants may get the policy `shared`."""
         self._path = path
+        self._file = RegistryFile(path)
         self._allow_shared = allow_shared
 
     @property
     def audit_path(self) -> Path:
         return self._path.with_name(f"{self._path.stem}-audit.jsonl")
 
+    def registry(self) -> Registry | None:
+        """None: there is no file yet."""
+        return self._file.read()
+
     def tenants(self) -> tuple[StoredTenant, ...]:
         """Sorted by name."""
-        registry = read_registry(self._path)
+        registry = self.registry()
         return () if registry is None else tuple(sorted(registry.tenants, key=lambda tenant: tenant.name))
 
     def add(self, name: str, fields: Mapping[str, object]) -> IssuedKey:
@@ -81,10 +96,10 @@ class TenantAdministration:
         with self._action("add", name, now) as action:
             if any(tenant.name == name for tenant in action.registry.tenants):
                 raise InvalidRequest("name", name, "there is such a tenant already; see `paceline tenant rotate`")
-            tenant = self._checked({"id": _new_id(), "name": name, "created": now}, TenantLimits(), fields)
+            tenant = self._checked({"id": action.new_id(), "name": name, "created": now}, TenantLimits(), fields)
             issued = _with_key(tenant, now)
             action.put(issued.tenant)
-            action.changes |= {"id": tenant.id, "key": issued.key_id, **dict(fields)}
+            action.audited |= {"id": tenant.id, "key": issued.key_id, **dict(fields)}
         return issued
 
     def rotate(self, name: str, keep_old_for: timedelta) -> IssuedKey:
@@ -97,10 +112,10 @@ class TenantAdministration:
             if len(live) >= MAX_LIVE_KEYS:
                 limit = f"at most {MAX_LIVE_KEYS} keys of a tenant live at once; remove one with --key"
                 raise InvalidRequest("keys", len(live), limit)
-            keys = [key.model_copy(update={"expires": min(key.expires or until, until)}) for key in live]
-            issued = _with_key(tenant.model_copy(update={"keys": tuple(keys)}), now)
+            keys = [replace(key, expires=min(key.expires or until, until)) for key in live]
+            issued = _with_key(replace(tenant, keys=tuple(keys)), now)
             action.put(issued.tenant)
-            action.changes |= {"key": issued.key_id, "old_keys_expire": until.isoformat()}
+            action.audited |= {"key": issued.key_id, "old_keys_expire": until.isoformat()}
         return issued
 
     def remove(self, name: str, key_id: str | None = None) -> None:
@@ -109,35 +124,35 @@ class TenantAdministration:
             tenant = action.find(name)
             if key_id is None:
                 action.drop(tenant)
-                action.changes["id"] = tenant.id
+                action.audited["id"] = tenant.id
                 return
             rest = tuple(key for key in tenant.keys if key.id != key_id)
             if len(rest) == len(tenant.keys):
                 known = ", ".join(key.id for key in tenant.keys) or "none"
                 raise InvalidRequest("--key", key_id, f"the tenant has no such key; it has: {known}")
-            action.put(tenant.model_copy(update={"keys": rest}))
-            action.changes["key"] = key_id
+            action.put(replace(tenant, keys=rest))
+            action.audited["key"] = key_id
 
     def change(self, name: str, fields: Mapping[str, object]) -> StoredTenant:
         """fields: limits (None: no limit), policy, group, disabled. Others stay, except that the group goes with policy
         `group`."""
         with self._action("set", name, now_utc()) as action:
             tenant = action.find(name)
-            kept = {key: getattr(tenant, key) for key in StoredTenant.model_fields if key not in ("limits", "group")}
+            kept = {one.name: getattr(tenant, one.name) for one in fields_of(StoredTenant)}
+            kept = {key: value for key, value in kept.items() if key not in ("limits", "group")}
             if fields.get("policy", tenant.policy) == "group":
                 kept["group"] = tenant.group
             changed = self._checked(kept, tenant.limits, fields)
             action.put(changed)
-            action.changes |= fields
+            action.audited |= fields
         return changed
 
     def _checked(self, known: Mapping[str, object], limits: TenantLimits, fields: Mapping[str, object]) -> StoredTenant:
         """The known values, overridden by `fields`, as a validated tenant."""
-        new_limits = limits.model_dump() | {key: value for key, value in fields.items() if key in _LIMITS}
-        others = {key: value for key, value in fields.items() if key not in _LIMITS}
+        new_limits = asdict(limits) | {key: value for key, value in fields.items() if key in LIMITS}
+        others = {key: value for key, value in fields.items() if key not in LIMITS}
         try:
-            checked_limits = TenantLimits.model_validate(new_limits)
-            tenant = StoredTenant.model_validate({**known, **others, "limits": checked_limits})
+            tenant = _TENANT.validate_python({**known, **others, "limits": _LIMITS.validate_python(new_limits)})
         except ValidationError as error:
             raise _problem(error, {**known, **others}) from None
         if tenant.policy == "shared" and "policy" in fields and not self._allow_shared:
@@ -151,10 +166,10 @@ class TenantAdministration:
         try:
             # Opened before the change, so that no change goes unrecorded. Keys appear in it by id only.
             with locked(self._path), closing(AuditFile(self.audit_path)) as audit:
-                action = _Action(read_registry(self._path) or Registry())
+                action = _Action(self._file.read(to_write=True) or Registry())
                 yield action
-                write_registry(self._path, action.registry)
-                audit.append({**line, "changes": action.changes})
+                self._file.write(action.changes)
+                audit.append({**line, "changes": action.audited})
         except AuditError as error:
             raise ConfigError(str(error)) from None
 
@@ -168,11 +183,11 @@ def _problem(error: ValidationError, fields: Mapping[str, object]) -> InvalidReq
 
 def _with_key(tenant: StoredTenant, now: datetime) -> IssuedKey:
     key = new_key(tenant.id)
-    stored = StoredKey(id=_new_id(), sha256=key_digest(key).hex(), last4=key[-4:], created=now)
-    return IssuedKey(tenant.model_copy(update={"keys": (*tenant.keys, stored)}), stored.id, key)
+    stored = StoredKey(id=_random_id(), sha256=key_digest(key).hex(), last4=key[-4:], created=now)
+    return IssuedKey(replace(tenant, keys=(*tenant.keys, stored)), stored.id, key)
 
 
-def _new_id() -> str:
+def _random_id() -> str:
     return secrets.token_hex(4)
 
 

@@ -16,7 +16,7 @@ from cluster.tenants.access import TenantAccess
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
 from cluster.tenants.keys import bearer_key, key_digest
 from cluster.tenants.limiter import TenantLimiter
-from cluster.tenants.registry import Registry, StoredKey, StoredTenant, TenantLimits, now_utc
+from cluster.tenants.registry import Registry, StoredTenant, TenantLimits, now_utc
 from cluster.tenants.registry_file import RegistryFollower
 from cluster.tenants.scope import Sharing
 
@@ -33,16 +33,6 @@ class Tenant:
     sharing: Sharing
     limits: TenantLimits
     limiter: TenantLimiter = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A key and its tenant."""
-
-    digest: bytes
-    key: StoredKey
-    tenant: Tenant
-    is_disabled: bool
 
 
 class Gatekeeper:
@@ -64,9 +54,8 @@ class Gatekeeper:
         self._refusals = refusals
         self._clock = clock
         self._follower = RegistryFollower(access.file, failures.inc)
-        self._known: Registry | None = None
-        self._by_digest: dict[bytes, _Entry] = {}
-        self._limiters: dict[str, TenantLimiter] = {}
+        self._registry: Registry | None = None
+        self._met: dict[str, tuple[StoredTenant, Tenant]] = {}  # tenants that have called, by id
         if not access.may_be_open and self._follower.current() is None:
             raise ConfigError(f"{access.file}: there are no tenants; `paceline tenant add NAME` makes the file")
 
@@ -84,14 +73,16 @@ class Gatekeeper:
         registry = self._follower.current()
         if registry is None:
             return None
-        if registry is not self._known:
-            self._take_in(registry)
+        if registry is not self._registry:
+            self._met = {tenant_id: met for tenant_id, met in self._met.items() if tenant_id in registry}
+            self._registry = registry
         with self.counting_refusals():
-            entry = self._entry_of(bearer_key(authorization))
-            if entry.is_disabled:
+            stored = self._tenant_of(registry, bearer_key(authorization))
+            if stored.disabled:
                 raise TenantDisabled()
-            entry.tenant.limiter.take_request()
-        return entry.tenant
+            tenant = self._meet(stored, registry)
+            tenant.limiter.take_request()
+        return tenant
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
@@ -101,42 +92,34 @@ class Gatekeeper:
             self._refusals.labels(error.limit_name if isinstance(error, OverLimit) else error.reason).inc()
             raise
 
-    def _entry_of(self, key: str) -> _Entry:
+    def _tenant_of(self, registry: Registry, key: str) -> StoredTenant:
         """Takes one digest and one constant-time comparison whether or not the key is known. Timing of the dictionary
         lookup leaks nothing, since nobody can construct keys by a prefix of their SHA-256."""
         digest = key_digest(key)
-        entry = self._by_digest.get(digest)
-        is_equal = hmac.compare_digest(digest, _NO_DIGEST if entry is None else entry.digest)
-        if entry is None or not is_equal or not entry.key.is_live(self._clock()):
+        found = registry.find(digest)
+        is_equal = hmac.compare_digest(digest, _NO_DIGEST if found is None else bytes.fromhex(found[0].sha256))
+        if found is None or not is_equal or not found[0].is_live(self._clock()):
             raise Unauthenticated("unknown_key")
-        return entry
+        return found[1]
 
-    def _take_in(self, registry: Registry) -> None:
-        limiters = {tenant.id: self._limiter(tenant) for tenant in registry.tenants}
-        self._by_digest = {}
-        for stored in registry.tenants:
-            policy = stored.policy
-            if policy == "shared" and not self._access.allow_shared:
-                logger.warning("tenant %s has policy shared, which tenants.allow_shared rules out here", stored.id)
-                policy = "isolated"
-            elif policy == "promoted" and not self._access.allow_promoted:
-                logger.warning("tenant %s has policy promoted; cache.promotion.enabled is false here", stored.id)
-                policy = "isolated"
-            may_write = stored.limits.cache_bytes != 0
-            sharing = Sharing(
-                stored.id, policy, stored.group, server_key=bytes.fromhex(registry.server_key), may_write=may_write
-            )
-            tenant = Tenant(stored.id, sharing, stored.limits, limiters[stored.id])
-            for key in stored.keys:
-                digest = bytes.fromhex(key.sha256)
-                self._by_digest[digest] = _Entry(digest, key, tenant, stored.disabled)
-        self._limiters = limiters
-        self._known = registry
+    def _meet(self, stored: StoredTenant, registry: Registry) -> Tenant:
+        """Keeps a tenant's limiter, with what is used up, when the tenant changes."""
+        met = self._met.get(stored.id)
+        if met is not None and met[0] is stored:
+            return met[1]
+        limiter = TenantLimiter(stored.limits, self._num_processes) if met is None else met[1].limiter
+        limiter.change(stored.limits)
+        tenant = Tenant(stored.id, self._sharing(stored, registry), stored.limits, limiter)
+        self._met[stored.id] = stored, tenant
+        return tenant
 
-    def _limiter(self, tenant: StoredTenant) -> TenantLimiter:
-        """Keeps a tenant's limiter, with what is used up, when the file changes."""
-        limiter = self._limiters.get(tenant.id)
-        if limiter is None:
-            return TenantLimiter(tenant.limits, self._num_processes)
-        limiter.change(tenant.limits)
-        return limiter
+    def _sharing(self, stored: StoredTenant, registry: Registry) -> Sharing:
+        policy = stored.policy
+        if policy == "shared" and not self._access.allow_shared:
+            logger.warning("tenant %s has policy shared, which tenants.allow_shared rules out here", stored.id)
+            policy = "isolated"
+        elif policy == "promoted" and not self._access.allow_promoted:
+            logger.warning("tenant %s has policy promoted; cache.promotion.enabled is false here", stored.id)
+            policy = "isolated"
+        server_key, may_write = bytes.fromhex(registry.server_key), stored.limits.cache_bytes != 0
+        return Sharing(stored.id, policy, stored.group, server_key=server_key, may_write=may_write)

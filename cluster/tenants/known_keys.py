@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.errors import ConfigError
 from cluster.tenants.errors import TenantDisabled, Unauthenticated
 from cluster.tenants.keys import bearer_key, key_digest
-from cluster.tenants.registry import Registry, StoredKey, StoredTenant, now_utc
+from cluster.tenants.registry import Registry, now_utc
 from cluster.tenants.registry_file import RegistryFollower
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,6 @@ class KnownKeys:
         self._may_be_open = may_be_open
         self._clock = clock
         self._follower: RegistryFollower | None = None
-        self._registry: Registry | None = None
-        self._keys: dict[bytes, tuple[StoredKey, StoredTenant]] = {}  # by digest
         if file is None:
             return
         try:
@@ -50,12 +48,10 @@ class KnownKeys:
         registry = self._current(afresh)
         if registry is None:
             return
-        if registry is not self._registry:
-            self._keys = {bytes.fromhex(key.sha256): (key, one) for one in registry.tenants for key in one.keys}
-            self._registry = registry
-        if digest not in self._keys:
+        found = registry.find(digest)
+        if found is None:
             raise Unauthenticated("unknown_key")
-        key, tenant = self._keys[digest]
+        key, tenant = found
         if not key.is_live(self._clock()):
             raise Unauthenticated("unknown_key")
         if tenant.disabled:

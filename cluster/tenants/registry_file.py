@@ -1,35 +1,46 @@
-"""The registry file: written atomically under a lock by the command line, followed by gateways."""
+"""The registry file: changes are appended to it under a lock by the command line, and followed by gateways.
+
+It is written anew, atomically, when more than half of it is out of date, and where it has the first format.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cluster.errors import ConfigError
 from cluster.tenants.errors import RegistryUnusable
-from cluster.tenants.registry import Registry, parse_registry
+from cluster.tenants.registry import (
+    Changes,
+    Registry,
+    change_lines,
+    is_first_format,
+    parse_changes,
+    parse_registry,
+    registry_lines,
+)
 
 logger = logging.getLogger(__name__)
 
 _CHECK_PERIOD_S = 1.0
 _MODE = 0o600
+_SPARE_LINES = 1000  # out of date, before a small file is written anew
+_ENDING_BYTES = 4096  # of what has been read, by which the same file is recognised
 _Signature = tuple[int, int, int]
 
 
 def read_registry(path: Path) -> Registry | None:
     """None: there is no such file. Raises RegistryUnusable."""
-    try:
-        return parse_registry(path.read_bytes(), str(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise RegistryUnusable(f"{path}: cannot be read: {error.strerror}") from None
+    return RegistryFile(path).read()
 
 
 @contextlib.contextmanager
@@ -47,13 +58,91 @@ def locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What has been read of a file, and how to recognise it."""
+
+    registry: Registry
+    inode: tuple[int, int] | None  # None: nothing is ever appended to this file
+    num_bytes: int
+    num_lines: int
+    ending: bytes  # of what has been read
+
+    def goes_on_in(self, file: BinaryIO, status: os.stat_result) -> bool:
+        """Whether the file is the same one, and has at most grown."""
+        if self.inode != (status.st_dev, status.st_ino) or status.st_size < self.num_bytes:
+            return False
+        file.seek(self.num_bytes - len(self.ending))
+        return file.read(len(self.ending)) == self.ending
+
+
+class RegistryFile:
+    """Reads a whole file once, and later what has been appended to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last: _Read | None = None
+
+    def read(self, to_write: bool = False) -> Registry | None:
+        """None: there is no such file. Raises RegistryUnusable. to_write: what a writer that was killed left behind the
+        last whole line is not read, and ends with the next change."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if self._last is not None and self._last.goes_on_in(file, status):
+                    self._last = self._with_lines(self._last, file.read())
+                else:
+                    file.seek(0)
+                    data = file.read()
+                    if to_write and not is_first_format(data):
+                        data = data[: data.rfind(b"\n") + 1]
+                    self._last = self._whole(data, status)
+        except (FileNotFoundError, NotADirectoryError):
+            self._last = None
+            return None
+        except OSError as error:
+            raise RegistryUnusable(f"{self._path}: cannot be read: {error.strerror}") from None
+        return self._last.registry
+
+    def write(self, changes: Changes) -> None:
+        """Append changes of what was read, or write the file anew. Call it with the lock of writers. Raises
+        ConfigError."""
+        last = self._last
+        registry = (Registry() if last is None else last.registry).changed(changes)
+        if last is None or last.inode is None or last.num_lines > 2 * len(registry) + _SPARE_LINES:
+            write_registry(self._path, registry)
+            return
+        try:
+            _append(self._path, last.num_bytes, change_lines(changes))
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from None
+
+    def _whole(self, data: bytes, status: os.stat_result) -> _Read:
+        registry = parse_registry(data, str(self._path))
+        inode = None if is_first_format(data) else (status.st_dev, status.st_ino)
+        return _Read(registry, inode, len(data), data.count(b"\n"), data[-_ENDING_BYTES:])
+
+    def _with_lines(self, last: _Read, data: bytes) -> _Read:
+        """data: what follows. A line that is being written is left for the next time."""
+        data = data[: data.rfind(b"\n") + 1]
+        if not data:
+            return last
+        lines = data.splitlines()
+        try:
+            registry = last.registry.changed(parse_changes(lines, str(self._path)))
+        except ValueError as error:
+            raise RegistryUnusable(f"{self._path}: {error}") from None
+        ending = (last.ending + data)[-_ENDING_BYTES:]
+        return _Read(registry, last.inode, last.num_bytes + len(data), last.num_lines + len(lines), ending)
+
+
 def write_registry(path: Path, registry: Registry) -> None:
     """Replace the file atomically, with mode 0600. Raises ConfigError."""
     temporary = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
         with os.fdopen(descriptor, "wb") as file:
-            file.write(registry.model_dump_json(indent=2).encode() + b"\n")
+            file.write(registry_lines(registry))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -62,6 +151,20 @@ def write_registry(path: Path, registry: Registry) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _append(path: Path, num_bytes: int, lines: bytes) -> None:
+    """Write lines behind the first `num_bytes`: what a writer that was killed left there is cut off. All or nothing."""
+    with path.open("r+b", buffering=0) as file:
+        file.truncate(num_bytes)
+        file.seek(num_bytes)
+        try:
+            if file.write(lines) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(num_bytes)
+            raise
 
 
 class RegistryFollower:
@@ -74,7 +177,8 @@ class RegistryFollower:
         self._clock = clock
         self._signature = _signature(path)
         self._checked_at = clock()
-        self._registry = read_registry(path)
+        self._file = RegistryFile(path)
+        self._registry = self._file.read()
 
     def current(self, afresh: bool = False) -> Registry | None:
         """Checks the file at most once a second, afresh: now. None: there has never been one."""
@@ -87,7 +191,7 @@ class RegistryFollower:
             return self._registry
         self._signature = signature
         try:
-            registry = read_registry(self._path)
+            registry = self._file.read()
             if registry is None and self._registry is not None:
                 raise ConfigError(f"{self._path}: is gone")
         except ConfigError as error:

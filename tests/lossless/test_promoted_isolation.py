@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -91,8 +92,8 @@ class Cluster:
 
     def change(self, number, **fields):
         tenants = list(self.registry.tenants)
-        tenants[number] = tenants[number].model_copy(update=fields)
-        self.registry = self.registry.model_copy(update={"tenants": tuple(tenants)})
+        tenants[number] = replace(tenants[number], **fields)
+        self.registry = Registry(tenants, self.registry.server_key)
         write_registry(self.file, self.registry)
 
     def scope(self, number, policy="promoted", **wishes):
@@ -265,7 +266,7 @@ def test_routers_stop_drafting_what_loses_a_supporter_and_take_it_in_again_only_
     assert cluster.probe() != cold
     before = cluster.registry
     if leave is None:
-        cluster.registry = before.model_copy(update={"tenants": before.tenants[1:]})
+        cluster.registry = Registry(before.tenants[1:], before.server_key)
         write_registry(cluster.file, cluster.registry)
     else:
         cluster.change(0, **leave)

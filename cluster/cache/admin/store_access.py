@@ -18,8 +18,7 @@ from cluster.cache.access import connection_settings, data_directory, key_ring
 from cluster.cache.promotion import terms_of
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig
 from cluster.errors import ConfigError
-from cluster.tenants.access import registry_path
-from cluster.tenants.registry_file import read_registry
+from cluster.tenants.registry import Registry
 
 _READ_TIMEOUT_S = 10.0  # no round waits for it
 _PATIENCE_S = 5.0  # while a server is starting or stopping
@@ -83,19 +82,17 @@ def told_in_one_line() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
-def feeders(config: ClusterConfig) -> frozenset[str]:
-    """Organisations that may feed the public pool by the current registry. Raises ConfigError."""
-    registry = read_registry(registry_path(config, paceline_home()))
+def feeders(config: ClusterConfig, registry: Registry | None) -> frozenset[str]:
+    """Organisations that may feed the public pool."""
     return frozenset() if registry is None else terms_of(registry, config.cache.promotion).members
 
 
-def withdraw_those_gone(config: ClusterConfig, before: frozenset[str]) -> bool:
+def withdraw_those_gone(config: ClusterConfig, before: frozenset[str], registry: Registry | None) -> bool:
     """Withdraw those of `before` that may no longer feed the public pools, and admit new feeders.
 
     Returns whether a pool was affected. Raises ConfigError and CacheError; routers of a running cluster do the same at
     their next look at the registry.
     """
-    registry = read_registry(registry_path(config, paceline_home()))
     if registry is None:
         return False
     terms = terms_of(registry, config.cache.promotion)

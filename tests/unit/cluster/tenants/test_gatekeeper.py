@@ -174,7 +174,7 @@ def test_every_action_is_audited_and_refused_ones_are_not(admin):
 
 def test_a_file_of_another_format_is_not_touched(admin, path):
     admin.add("a", {})
-    text = path.read_text().replace('"format": 1', '"format": 2')
+    text = path.read_text().replace('"format":2', '"format":3')
     path.write_text(text)
     with pytest.raises(ConfigError, match="format"):
         admin.add("b", {})

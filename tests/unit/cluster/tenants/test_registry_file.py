@@ -1,0 +1,143 @@
+"""The registry's file: what is appended, read on and written anew, against a dictionary; its first format; damage."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.errors import ConfigError
+from cluster.tenants import registry_file
+from cluster.tenants.administration import TenantAdministration
+from cluster.tenants.registry import Registry, StoredKey, StoredTenant
+from cluster.tenants.registry_file import RegistryFile, read_registry, write_registry
+
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def tenant_of(number: int, name: str = "", version: int = 0, **fields: object) -> StoredTenant:
+    key = StoredKey(id=f"{version:08x}", sha256=f"{number:032x}{version:032x}", last4="0000", created=CREATED)
+    return StoredTenant(id=f"{number:08x}", name=name or f"t{number}", created=CREATED, keys=(key,), **fields)  # type: ignore[arg-type]
+
+
+def known(registry: Registry | None) -> dict[str, StoredTenant]:
+    return {} if registry is None else {tenant.id: tenant for tenant in registry.tenants}
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 5), st.integers(0, 3)),
+        st.tuples(st.just("remove"), st.integers(0, 5), st.just(0)),
+        st.tuples(st.sampled_from(("read", "copy", "tear")), st.just(0), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS)
+def test_whoever_reads_at_any_time_knows_what_a_dictionary_knows(tmp_path_factory, steps):
+    path = tmp_path_factory.mktemp("registry") / "tenants.json"
+    writer, reader, oracle = RegistryFile(path), RegistryFile(path), {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry_file, "_SPARE_LINES", 3)
+        patch.setattr(os, "fsync", lambda _: None)
+        for step, number, version in steps:
+            writer.read(to_write=True)
+            if step == "put":
+                oracle[f"{number:08x}"] = tenant_of(number, version=version)
+                writer.write({f"{number:08x}": oracle[f"{number:08x}"]})
+            elif step == "remove":
+                oracle.pop(f"{number:08x}", None)
+                writer.write({f"{number:08x}": None})
+            elif step == "read":
+                assert known(reader.read()) == oracle
+            elif step == "copy" and path.exists():  # another file in its place
+                path.with_suffix(".new").write_bytes(path.read_bytes())
+                os.replace(path.with_suffix(".new"), path)
+            elif step == "tear" and path.exists():
+                if reader.read() is not None:
+                    with path.open("ab") as file:
+                        file.write(b'{"id":"000')
+                    assert known(reader.read()) == oracle
+                    with pytest.raises(ConfigError, match="last line is not complete"):
+                        read_registry(path)
+                writer.read(to_write=True)
+                writer.write({"0000000f": None})
+    assert known(reader.read()) == known(read_registry(path)) == oracle
+    for tenant in oracle.values():
+        digest = bytes.fromhex(tenant.keys[0].sha256)
+        assert reader.read().find(digest) == (tenant.keys[0], tenant)
+    if path.exists():
+        assert path.read_bytes().count(b"\n") <= 2 * len(oracle) + 3 + 2 + 1
+
+
+def test_a_change_is_one_more_line_and_a_reader_reads_it_alone(tmp_path, monkeypatch):
+    path = tmp_path / "tenants.json"
+    write_registry(path, Registry(tenant_of(number) for number in range(300)))
+    reader, before = RegistryFile(path), path.read_bytes()
+    reader.read()
+    TenantAdministration(path).add("another", {})
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert after[len(before) :].count(b"\n") == 1
+    monkeypatch.setattr(registry_file, "parse_registry", None)  # would read all of it
+    assert len(reader.read()) == 301
+
+
+def test_the_first_format_is_read_and_the_next_change_replaces_it(tmp_path):
+    path, tenant = tmp_path / "tenants.json", tenant_of(1, policy="group", group="g")
+    stored = {"id": tenant.id, "name": "t1", "created": "2026-01-01T00:00:00Z", "policy": "group", "group": "g"}
+    keys = [{"id": "00000000", "sha256": tenant.keys[0].sha256, "last4": "0000", "created": "2026-01-01T00:00:00Z"}]
+    document = {"format": 1, "server_key": "ab" * 32, "tenants": [{**stored, "limits": {}, "keys": keys}]}
+    for indent in (2, None):
+        path.write_text(json.dumps(document, indent=indent) + "\n")
+        old = read_registry(path)
+        assert (old.tenants, old.server_key) == ((tenant,), "ab" * 32)
+    issued = TenantAdministration(path).add("a", {})
+    new = read_registry(path)
+    assert (set(new.tenants), new.server_key) == ({tenant, issued.tenant}, old.server_key)
+    assert path.read_bytes().startswith(b'{"format":2,')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-3], "last line is not complete"),
+        (lambda data: b"".join(data.splitlines(keepends=True)[:-1]), "before its 3 tenants do"),
+        (lambda data: data.replace(b'"name":"t1"', b'"name":"t2"'), "a tenant name occurs twice"),
+        (lambda data: data.replace(b'"name":"t1"', b'"name":"T"'), "name: it must match"),
+        (lambda data: data.replace(f"{1:032x}".encode(), f"{2:032x}".encode()), "a key digest occurs twice"),
+        (lambda data: data.replace(b'"format":2', b'"format":7'), "format: it must be 2"),
+        (lambda data: b"", "Invalid JSON"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, damage, message):
+    path = tmp_path / "tenants.json"
+    write_registry(path, Registry(tenant_of(number) for number in range(3)))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError, match=message):
+        read_registry(path)
+
+
+def test_a_file_that_was_edited_in_place_is_read_anew(tmp_path):
+    path = tmp_path / "tenants.json"
+    write_registry(path, Registry(tenant_of(number) for number in range(3)))
+    reader = RegistryFile(path)
+    reader.read()
+    edited = path.read_bytes().replace(b'"name":"t1"', b'"name":"t1","disabled":true')
+    with path.open("r+b") as file:
+        file.write(edited)
+    assert [tenant.name for tenant in reader.read().tenants if tenant.disabled] == ["t1"]
+
+
+def test_ids_that_are_taken_are_not_given_again(tmp_path, monkeypatch):
+    ids = iter(["aaaaaaaa", "00000001", "aaaaaaaa", "bbbbbbbb", "00000001"])
+    monkeypatch.setattr("cluster.tenants.administration._random_id", lambda: next(ids))
+    admin = TenantAdministration(Path(tmp_path / "tenants.json"))
+    assert [admin.add(name, {}).tenant.id for name in ("a", "b")] == ["aaaaaaaa", "bbbbbbbb"]
