@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from actors.messages import GenerationRequest
@@ -13,6 +13,7 @@ from cluster.routing.router_news import RouterNews
 from cluster.routing.warm_blocks import WarmBlocks
 
 _STALE_S = 2.0  # without news: the router hangs, or cannot be heard
+MOST_COMPARED = 16  # of many routers: those drawn by chance, and those that know most of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class KnownRouters:
         self._routers = {router_id: known for router_id, known in self._routers.items() if router_id in routers}
 
     def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
-        """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest.
+        """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest. Of many
+        routers, some: the others are no better by much, since loads that are a moment old are compared.
 
         Those that have not been heard lately share a rank with the first one for as many of the requests as is their
         share of the routers: whoever has the shortest queue gets it. So a router whose news is lost is used all the
@@ -73,7 +75,7 @@ class KnownRouters:
         last.
         """
         soonest, silent, closed = [], [], []
-        for router_id in self._rng.sample(routers, len(routers)):
+        for router_id in self._compared(routers, prompt):
             known = self._routers.get(router_id)
             if known is None or now - known.heard_at > _STALE_S:
                 silent.append(router_id)
@@ -91,6 +93,29 @@ class KnownRouters:
             else:
                 ranks.append(silent)
         return [*ranks, closed] if closed else ranks
+
+    def _compared(self, routers: Sequence[str], prompt: RoutedPrompt) -> Iterable[str]:
+        drawn = self._rng.sample(routers, min(len(routers), MOST_COMPARED))
+        if len(drawn) == len(routers):
+            return drawn
+        knowing = self._knowing_most(routers, prompt.blocks)
+        return dict.fromkeys((*self._rng.sample(knowing, min(len(knowing), MOST_COMPARED)), *drawn))
+
+    def _knowing_most(self, routers: Sequence[str], blocks: Sequence[int]) -> Sequence[str]:
+        """Routers that know the last block that anyone knows: by bisection, as they know those before it, too."""
+        known, end, found = self._routers, len(blocks), False
+        begin = middle = 0
+        while begin < end:
+            block = blocks[middle]
+            holders = [one for one in routers if one in known and block in known[one].warm]
+            if holders:
+                routers, begin, found = holders, middle + 1, True
+            elif not found:
+                return []
+            else:
+                end = middle
+            middle = (begin + end) // 2
+        return routers if found else []
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The request goes there: until that router says more, it has more to do, and will have the prompt."""

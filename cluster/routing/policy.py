@@ -14,8 +14,8 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
 from actors.workers.directory import read_client_keys
-from cluster.routing.known_routers import KnownRouters
-from cluster.routing.replica_choice import ready_first, soonest_first
+from cluster.routing.known_routers import MOST_COMPARED, KnownRouters
+from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import NEWS, decode_news
 from cluster.routing.subscriber import Subscriber
 
@@ -44,29 +44,24 @@ class SoonestFirst(RequestRouter):
         self._known = KnownRouters()
         self._listener: Subscriber | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._has_changed = True  # routers came or went, or said something new of themselves
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        self._has_changed = True
+        self._listed: list[RunningReplica] | None = None  # Serve makes another list when they change
+        self._ready: dict[str, RunningReplica] = {}  # of these, by router id
+        self._others: list[RunningReplica] = []
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Replicas by rank: Serve takes the shortest queue of the first rank that has room."""
-        if self._has_changed:
-            self._has_changed = not self._follow(candidate_replicas)
-        ready, others = ready_first(
-            candidate_replicas, lambda replica: bool(replica.routing_stats.get(READY)), sample=random.sample
-        )
+        if candidate_replicas is not self._listed:
+            self._take_in(candidate_replicas)
+        others = _some(self._others)
         if pending_request is None:
-            return [ready, others]
+            return [_some(list(self._ready.values())), others]
         pending_request.routing_context.should_backoff = True  # where all are full, or this would spin
         request = next(iter(pending_request.args), None)
         if not isinstance(request, GenerationRequest):
-            return [ready, others]
-        by_id = {replica.routing_stats.get(ROUTER_ID) or str(replica.replica_id): replica for replica in ready}
-        return [*soonest_first(self._known, by_id, request, time.monotonic()), others]
+            return [_some(list(self._ready.values())), others]
+        return [*soonest_first(self._known, self._ready, request, time.monotonic()), others]
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
         """Give the replica to the request that it was chosen for. Serve itself looks for it by an id that all calls
@@ -80,6 +75,17 @@ class SoonestFirst(RequestRouter):
                 pending.future.set_result(replica)
                 self._remove_pending_request_from_indices(pending)
                 return
+
+    def _take_in(self, replicas: list[RunningReplica]) -> None:
+        self._ready, self._others = {}, []
+        for replica in replicas:
+            stats = replica.routing_stats
+            if stats.get(READY):
+                self._ready[stats.get(ROUTER_ID) or str(replica.replica_id)] = replica
+            else:
+                self._others.append(replica)
+        if self._follow(replicas):
+            self._listed = replicas
 
     def _follow(self, replicas: Sequence[RunningReplica]) -> bool:
         """Listen to these routers. False: not yet."""
@@ -102,3 +108,8 @@ class SoonestFirst(RequestRouter):
             except Exception as error:
                 logger.warning("the gateway does not hear routers yet: %r", error)
                 await asyncio.sleep(_ASK_AGAIN_S)
+
+
+def _some(replicas: list[RunningReplica]) -> list[RunningReplica]:
+    """In random order, since Serve takes the first of equals; of many, those that it may probe."""
+    return random.sample(replicas, min(len(replicas), MOST_COMPARED))

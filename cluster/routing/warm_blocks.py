@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 
-class WarmBlocks:
-    """A least recently used set. Router and gateway each keep one and see nearly the same blocks in the same order, so
-    that what one drops the other soon drops, too."""
+class WarmBlocks(dict[int, None]):
+    """A least recently used set, oldest first. Router and gateway each keep one and see nearly the same blocks in the
+    same order, so that what one drops the other soon drops, too."""
 
     def __init__(self, capacity: int = 0) -> None:
+        super().__init__()
         self.capacity = capacity  # blocks
-        self._blocks: dict[int, None] = {}  # oldest first
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._blocks
-
-    def __iter__(self) -> Iterator[int]:
-        """Oldest first."""
-        return iter(self._blocks)
 
     def use(self, blocks: Iterable[int]) -> None:
         """The last one stays longest."""
         for block in blocks:
-            self._blocks.pop(block, None)
-            self._blocks[block] = None
-        for _ in range(len(self._blocks) - self.capacity):
-            del self._blocks[next(iter(self._blocks))]
-
-    def clear(self) -> None:
-        self._blocks.clear()
+            self.pop(block, None)
+            self[block] = None
+        for _ in range(len(self) - self.capacity):
+            del self[next(iter(self))]
 
     def num_leading(self, blocks: Sequence[int]) -> int:
         """How many of a prompt's blocks are there, from its beginning on."""
-        known = self._blocks
         for index, block in enumerate(blocks):
-            if block not in known:
+            if block not in self:
                 return index
         return len(blocks)

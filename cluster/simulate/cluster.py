@@ -119,7 +119,7 @@ class SimulatedCluster:
             group = self._exact_group(name, zone)
         self.groups[name] = group
         self.readiness.groups.append(group)
-        self.readiness.ready.add(group)
+        self.readiness.ready[group.name] = group
 
     def _announcer(self, name: str) -> Announcer:
         return announcer_of(name, SimulatedPublisher(self.events, self._options.costs.hop_s, self._hearers))
@@ -178,9 +178,9 @@ class SimulatedCluster:
 
     def _note_readiness(self, group: Group, is_ready: bool) -> None:
         if is_ready and group.name in self.groups:
-            self.readiness.ready.add(group)
+            self.readiness.ready[group.name] = group
         else:
-            self.readiness.ready.discard(group)
+            self.readiness.ready.pop(group.name, None)
 
     def _draft_workers_changed(self) -> None:
         for group in self.groups.values():

@@ -7,12 +7,10 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
 from actors.messages import GenerationRequest
 from cluster.router.deployment import MAX_ONGOING_REQUESTS
 from cluster.routing.known_routers import KnownRouters
-from cluster.routing.replica_choice import ready_first, soonest_first
+from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import decode_news
 from cluster.simulate.rounds import Group
 
@@ -24,7 +22,7 @@ class Readiness:
 
     def __init__(self) -> None:
         self.groups: list[Group] = []  # those that Serve lists
-        self.ready: set[Group] = set()
+        self.ready: dict[str, Group] = {}  # by name
 
 
 class QueueLengths:
@@ -54,7 +52,6 @@ class RouterChoice:
     def __init__(self, readiness: Readiness, seed: int) -> None:
         self.num_probes = 0
         self._readiness = readiness
-        self._random = np.random.default_rng(seed)
         self._lengths = QueueLengths()
         self._known = KnownRouters(random.Random(seed))
 
@@ -64,18 +61,17 @@ class RouterChoice:
     def choose(self, request: GenerationRequest, now: float) -> Group | None:
         """None: there is no router with room."""
         self._lengths.forget_old(now)
-        is_ready = self._readiness.ready.__contains__
-        ready, others = ready_first(self._readiness.groups, is_ready, sample=self._sample)
-        by_id = {group.name: group for group in ready}
-        for rank in (*soonest_first(self._known, by_id, request, now), others):
-            if rank and (chosen := self._shortest(rank, now)) is not None:
-                self._lengths.tell(chosen, self._lengths.known[chosen] + 1, now)
+        ready = self._readiness.ready
+        for rank in soonest_first(self._known, ready, request, now):
+            if (chosen := self._taken(rank, now)) is not None:
                 return chosen
-        return None
+        return self._taken([group for group in self._readiness.groups if group.name not in ready], now)
 
-    def _sample(self, groups: Sequence[Group], count: int) -> list[Group]:
-        """As `random.sample`, faster for many."""
-        return [groups[number] for number in self._random.permutation(len(groups))[:count].tolist()]
+    def _taken(self, rank: Sequence[Group], now: float) -> Group | None:
+        chosen = self._shortest(rank, now) if rank else None
+        if chosen is not None:
+            self._lengths.tell(chosen, self._lengths.known[chosen] + 1, now)
+        return chosen
 
     def _shortest(self, rank: Sequence[Group], now: float) -> Group | None:
         known, full = self._lengths.known, MAX_ONGOING_REQUESTS

@@ -1,31 +1,40 @@
 """What the control plane costs as groups and tenants grow: functions of production in one process, without a network.
 
-    python -m tests.bench.simulate.control_costs [--groups 10 100 1000] [--tenants 1000 10000 100000]
+    python -m tests.bench.simulate.control_costs [--groups 10 100 1000] [--tenants 100 10000 100000]
 
-directory: one named actor, which every router asks four times a second, and which answers with all workers. choice: of
-a router for one request, with Serve's part. registry: one file, which every gateway reads again when it changes.
+directory: one named actor, which every router, target group and draft worker calls once a second, and which says what
+has changed. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
+and which every gateway reads once and then reads on.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import pickle
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-from actors.links.keys import LinkAddress, LinkKeys
-from actors.workers.directory import Directory, WorkerEntry
-from cluster.cli.table import plain_table
-from cluster.routing.replica_choice import ready_first
-from cluster.tenants.keys import key_digest, new_key
-from cluster.tenants.registry import Registry, StoredKey, StoredTenant
-from cluster.tenants.registry_file import read_registry, write_registry
+import psutil
 
-_FOLLOWS_S = 4.0  # calls a second of a router: see `cluster.router.connections.keep_connected`
+from actors.links.keys import LinkAddress, LinkKeys
+from actors.workers.demand import DraftDemand
+from actors.workers.directory import Asked, Directory, WorkerEntry
+from cluster.cli.table import plain_table
+from cluster.router.directory_view import DirectoryView
+from cluster.routing.known_routers import KnownRouters, RoutedPrompt
+from cluster.routing.router_load import RouterLoad
+from cluster.routing.router_news import RouterNews, packed
+from cluster.tenants.administration import TenantAdministration
+from cluster.tenants.keys import key_digest, new_key
+from cluster.tenants.registry import Registry, StoredKey, StoredTenant, TenantLimits
+from cluster.tenants.registry_file import RegistryFile, write_registry
 
 
 def seconds_of(action: Callable[[], object], least_s: float = 0.5) -> float:
@@ -38,67 +47,119 @@ def seconds_of(action: Callable[[], object], least_s: float = 0.5) -> float:
 
 
 def directory_row(groups: int) -> list[str]:
+    """A group, its router and a draft worker each."""
     directory = Directory(LinkKeys.generate(), ttl_s=1e9)  # nothing expires while it is measured
     keys = LinkKeys.generate()
+    entries = []
     for number in range(groups):
-        address = LinkAddress(f"tcp://10.0.0.1:{20_000 + number % 40_000}", keys.public)
-        directory.heartbeat(WorkerEntry("target", f"target-{number}", address, number, model="model"))
-    routers = [f"router-{number}" for number in range(groups)]
-    held = {router: directory.claim_target(router, None, "model") for router in routers}
-    drawn = random.Random(0)
-
-    def follow() -> None:
-        router = drawn.choice(routers)
-        directory.workers()
-        directory.claim_target(router, held[router], "model")
-
-    follow_s = seconds_of(follow)
-    answer = len(pickle.dumps(directory.workers()))
+        for role in ("target", "draft"):
+            address = LinkAddress(f"tcp://10.0.0.1:{20_000 + number % 40_000}", keys.public)
+            entries.append(WorkerEntry(role, f"{role}-{number}", address, number, model="model"))  # type: ignore[arg-type]
+            directory.heartbeat(entries[-1])
+    views = {f"router-{number}": DirectoryView() for number in range(groups)}
+    demand = {"draft": DraftDemand(0.1, 0.1, 0.1)}
+    drawn, names, asked = random.Random(0), list(views), []
+    for _ in range(2):  # then each knows that it has its group
+        for router, view in views.items():
+            asked.append(Asked(router_id=router, model="model", held=view.target_id, mark=view.mark, drafts=demand))
+            view.take(directory.tell(asked[-1]))
+    del asked[:groups]
+    tell_s = seconds_of(lambda: directory.tell(drawn.choice(asked)))
+    beat_s = seconds_of(lambda: directory.heartbeat(drawn.choice(entries)))
+    question, changed = len(pickle.dumps(asked[0])), replace(entries[1], is_leaving=True)
+    directory.heartbeat(changed)
+    answer = len(pickle.dumps(directory.tell(replace(asked[0], mark=views[names[0]].mark))))
     return [
-        f"{follow_s * 1e6:,.0f}",
-        f"{follow_s * groups * _FOLLOWS_S:.3f}",
-        f"{answer * groups * _FOLLOWS_S / 1e6:,.1f}",
+        f"{tell_s * 1e6:,.0f}",
+        f"{beat_s * 1e6:,.0f}",
+        f"{groups * (tell_s + 2 * beat_s):.3f}",
+        f"{groups * question / 1e6:,.2f}",
+        f"{answer:,}",
     ]
 
 
 def choice_row(groups: int) -> list[str]:
-    routers = [f"router-{number}" for number in range(groups)]
-    ready, lengths = set(routers), dict.fromkeys(routers, 3)
-
-    def choose() -> None:
-        rank = ready_first(routers, ready.__contains__, random.sample)[0]
-        min(rank, key=lengths.__getitem__)
-
-    return [f"{seconds_of(choose) * 1e6:,.0f}"]
+    """Of routers that each know a system prompt of 32 blocks and a conversation of 8 more: for a prompt that one of
+    them knows, and for one that nobody knows."""
+    known, shared = KnownRouters(random.Random(0)), range(32)
+    load = RouterLoad(
+        num_running=3, num_waiting=0, num_places=32, backlog_tokens=0, token_s=3e-4, round_s=0.01, sequence_s=2e-4,
+        answer_rounds=100.0,
+    )  # fmt: skip
+    routers = {f"router-{number}": number for number in range(groups)}
+    for router_id, number in routers.items():
+        own = [1000 + 8 * number + depth for depth in range(8)]
+        blocks = packed([*reversed(own), *reversed(shared)])
+        known.hear(
+            RouterNews(router_id=router_id, load=load, num_gateways=1, num_blocks=4096, blocks=blocks, is_whole=True),
+            0.0,
+        )
+    middle = 1000 + 8 * (groups // 2)
+    returning = RoutedPrompt(64 * 41, [*shared, *range(middle, middle + 8), 1], 0)
+    names, fresh = list(routers), RoutedPrompt(64 * 41, range(10**9, 10**9 + 41), 0)
+    seconds = (seconds_of(partial(known.ranks, names, prompt, 0.0)) for prompt in (returning, fresh))
+    return [f"{one * 1e6:,.0f}" for one in seconds]
 
 
 def registry_row(tenants: int) -> list[str]:
-    now = datetime.now(UTC)
-    stored = []
-    for number in range(tenants):
-        digest = key_digest(new_key(f"{number:08x}"))
-        key = StoredKey(id=f"{number:08x}", sha256=digest.hex(), last4="0000", created=now)
-        stored.append(StoredTenant(id=f"{number:08x}", name=f"tenant-{number}", created=now, keys=(key,)))
+    """Memory is that of a process that has read the file, as the system counts it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tenants.json"
-        began = time.process_time()
-        write_registry(file, Registry(tenants=tuple(stored)))
-        written_s = time.process_time() - began
-        began = time.process_time()
-        read_registry(file)
-        return [f"{written_s:.2f}", f"{time.process_time() - began:.2f}", f"{file.stat().st_size / 1e6:.1f}"]
+        write_registry(file, Registry(stored_tenants(tenants)))
+        admin, reader, before = TenantAdministration(file), RegistryFile(file), resident_bytes()
+        first_s = spent(reader.read)
+        held = resident_bytes() - before
+        first_add_s = spent(lambda: admin.add("first", {}))
+        add_s = spent(lambda: admin.add("second", {}))
+        on_s = spent(reader.read)
+        registry = reader.read()
+        assert registry is not None
+        digest = bytes.fromhex(registry.tenants[tenants // 2].keys[0].sha256)
+        find_s = seconds_of(lambda: registry.find(digest))
+        figures = [f"{one * 1e3:,.1f}" for one in (first_s, first_add_s, add_s, on_s)]
+        size = file.stat().st_size / 1e6
+        return [*figures, f"{find_s * 1e6:.1f}", f"{size:.1f}", f"{held / tenants:,.0f}"]
+
+
+def stored_tenants(count: int) -> Iterator[StoredTenant]:
+    now = datetime.now(UTC)
+    for number in range(count):
+        digest = key_digest(new_key(f"{number:08x}"))
+        key = StoredKey(id=f"{number:08x}", sha256=digest.hex(), last4="0000", created=now)
+        limits = TenantLimits(max_concurrent=8)
+        yield StoredTenant(id=f"{number:08x}", name=f"tenant-{number}", created=now, limits=limits, keys=(key,))
+
+
+def spent(action: Callable[[], object]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--tenants", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--tenants", type=int, nargs="+", default=[100, 10_000, 100_000])
     arguments = parser.parse_args()
-    header = ("groups", "directory, us a call", "processors for it", "its answers, MB/s", "choice of a router, us")
+    header = (
+        "groups",
+        "router's call, us",
+        "heartbeat, us",
+        "processors",
+        "MB/s",
+        "answer to a change, B",
+        "choice, us",
+    )
     rows = [[str(groups), *directory_row(groups), *choice_row(groups)] for groups in arguments.groups]
     print(plain_table("Control plane by target groups, a router each", header, rows), flush=True)
+    header = ("tenants", "first read, ms", "first add", "add", "read on", "look-up, us", "MB", "memory a tenant, B")
     rows = [[str(tenants), *registry_row(tenants)] for tenants in arguments.tenants]
-    print(plain_table("Registry of tenants", ("tenants", "write, s", "read, s", "MB"), rows))
+    print(plain_table("Registry of tenants", header, rows))
 
 
 if __name__ == "__main__":

@@ -121,3 +121,21 @@ def test_the_queue_is_waited_for():
     load = msgspec.structs.replace(IDLE, num_running=4, num_waiting=2)
     answer_s = 50 * (0.01 + 3 * 0.001)
     assert expected_s(load, Coming(), 10, knows_namespace=True) == pytest.approx(answer_s * (1 + 3 / 4) + 0.01)
+
+
+def test_of_many_routers_those_that_know_most_of_a_prompt_are_compared_with_some_others():
+    """All know the beginning, some more, one the most; which of the others are compared is left to chance."""
+    names = [f"r{number}" for number in range(400)]
+    routers = known(*(news(name, (12, 11)) for name in names), news("r7", (16, 15, 14, 13)), news("r8", (14, 13)))
+    for end in range(17, 25):
+        assert routers.ranks(names, prompt(*range(11, end)), 0.0)[0] == ["r7"]
+    seen = Counter[str]()
+    for _ in range(300):
+        compared = [name for rank in routers.ranks(names, prompt(*range(11, 17)), 0.0) for name in rank]
+        assert len(compared) in (16, 17)
+        assert len(set(compared)) == len(compared)
+        seen.update(compared)
+    assert seen["r7"] == 300
+    assert max(count for name, count in seen.items() if name != "r7") < 40
+    for nobody_knows in ((9, 8), ()):
+        assert sum(map(len, routers.ranks(names, prompt(*nobody_knows), 0.0))) == 16
