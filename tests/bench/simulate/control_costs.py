@@ -148,12 +148,13 @@ def main() -> None:
     arguments = parser.parse_args()
     header = (
         "groups",
-        "router's call, us",
-        "heartbeat, us",
+        "question, us",
+        "heartbeat",
         "processors",
         "MB/s",
-        "answer to a change, B",
-        "choice, us",
+        "change, B",
+        "known prompt, us",
+        "new prompt",
     )
     rows = [[str(groups), *directory_row(groups), *choice_row(groups)] for groups in arguments.groups]
     print(plain_table("Control plane by target groups, a router each", header, rows), flush=True)
