@@ -181,7 +181,7 @@ def parse_registry(data: bytes, where: str) -> Registry:
         if len(tenants) < header.num_tenants:
             raise ValueError(f"it ends before its {header.num_tenants} tenants do")
         later = parse_changes(lines[header.num_tenants :], where)
-        return Registry(server_key=header.server_key).changed({**tenants, **later})
+        return Registry(server_key=header.server_key).changed(tenants).changed(later)
     except ValueError as error:
         raise RegistryUnusable(f"{where}: {_problem(error)}") from None
 
