@@ -228,18 +228,20 @@ class Router:
             await asyncio.to_thread(self._cache.close)
 
     async def _follow_directory(self) -> None:
+        is_gone = False
         while True:
             began = time.monotonic()
             try:
+                if is_gone:  # for good; there may be another one of that name
+                    self._directory = await asyncio.to_thread(find_directory, self._settings.directory_name)
                 async with asyncio.timeout(self._view.longest_wait_s + _ANSWER_TIMEOUT_S):
                     told: Told | None = await self._directory.follow.remote(self._question(began))
                 if told is not None:
                     self._view.take(told)
+                is_gone = False
             except Exception as error:
                 logger.warning("the directory did not answer: %r", error)
-                if isinstance(error, ray.exceptions.ActorDiedError):
-                    with contextlib.suppress(ValueError):  # there is none of that name yet
-                        self._directory = await asyncio.to_thread(find_directory, self._settings.directory_name)
+                is_gone = is_gone or isinstance(error, ray.exceptions.ActorDiedError)
             await asyncio.sleep(began + _ASK_PERIOD_S - time.monotonic())
 
     def _question(self, now: float) -> Asked:
