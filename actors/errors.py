@@ -3,6 +3,7 @@
     PacelineError
     ├── InvalidRequest        what a caller sent is wrong: names field, value and limit
     ├── Overloaded            no room now; says when to come back
+    │   └── ObjectiveUnreachable  there is room, but the first token would come later than promised
     ├── Unavailable           the service is starting, draining or has lost its target group
     │   └── RouterLost        the router or its target group went away; another router may carry on
     ├── DeadlineExceeded      the caller's own time limit has passed
@@ -69,6 +70,10 @@ class Overloaded(PacelineError):
 
     def __str__(self) -> str:
         return f"{self.reason}; retry after {self.retry_after_s:g} s"
+
+
+class ObjectiveUnreachable(Overloaded):
+    """The first token would come later than the objective of the request's class; sooner after `retry_after_s`."""
 
 
 class Unavailable(PacelineError):

@@ -24,6 +24,7 @@ Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
 TARGET = "target"  # source of a recovered or bonus token
 CacheUse = Literal["off", "read", "read_write"]
+ServiceClass = Literal["interactive", "batch"]
 
 
 def no_tokens() -> np.ndarray:
@@ -60,6 +61,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int  # >= 1, counted from the end of prompt_token_ids
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless the caller ignores them
     tenant: str = ""  # id of the tenant; "": the server needs no keys
+    tenant_weight: float = 1.0  # share of its tenant beside others' of the same class
+    service_class: ServiceClass = "interactive"  # which objectives count for it
     namespace: str = ""  # learnt tokens are shared inside one namespace only
     prefix_namespace: str = ""  # prefix blocks are shared inside this one; "": inside `namespace`
     cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and whether its tokens are published

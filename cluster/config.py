@@ -94,13 +94,37 @@ class SpeculationConfig(Options):
     long as twice the rows take less than 1.8 times as long."""
 
 
+class Objective(Options):
+    """What requests of a class are to get. null: nothing is promised."""
+
+    ttft_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Seconds from a request to its first token."""
+    tpot_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+    """Mean seconds of a token after the first."""
+
+
+class ObjectivesConfig(Options):
+    """Objectives by class. With any of them, rounds are planned so that most requests are within theirs: interactive
+    ones go before batch, tenants share by weight, and requests whose first token would be late are refused (429).
+    Without any, requests run in order of arrival and their class has no effect."""
+
+    interactive: Objective = Objective()
+    """Of requests with service_tier default or priority, and of those that do not say."""
+    batch: Objective = Objective()
+    """Of requests with service_tier flex."""
+
+    @property
+    def are_set(self) -> bool:
+        return self != ObjectivesConfig()
+
+
 class RouterConfig(Options):
     """Batching, admission and fairness."""
 
     max_running: Annotated[int, Field(ge=1, le=4096)] = 16
     """Sequences in one round."""
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 64
-    """Requests that wait. Beyond: HTTP 429, gRPC RESOURCE_EXHAUSTED."""
+    """Requests that wait; with objectives, of each class. Beyond: HTTP 429, gRPC RESOURCE_EXHAUSTED."""
     max_prefill_rows: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Prompt rows of a round, all sequences together. null: 8 to 4096, by the measured times of rounds."""
     verify_timeout_s: Annotated[float, Field(gt=0)] = 120.0
@@ -108,6 +132,8 @@ class RouterConfig(Options):
     send_ahead: Literal["auto", "on", "off"] = "auto"
     """Whether to send a round while the one before is computed, with drafts for its likely results, so that the target
     does not wait for the router. auto: where trying it shows that it gives more tokens a second."""
+    objectives: ObjectivesConfig = ObjectivesConfig()
+    """What each class of requests is to get."""
 
 
 class TenantsConfig(Options):

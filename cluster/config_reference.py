@@ -51,7 +51,8 @@ def _sections(path: str, record: BaseModel, meaning: str = "") -> Iterator[str]:
         rows.append(f"| `{name}` | {_type_of(properties[name])} | {value} | {told} |")
     if path:
         yield f"## `{path}`\n\n{meaning or _one_line(kind.__doc__)}\n"
-        yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+        if rows:
+            yield "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
     for name, section in nested:
         yield from _sections(name, section)
     for name, told, section in mappings:

@@ -43,6 +43,12 @@ class TenantOptions:
     cache_bytes: Annotated[
         str | None, typer.Option(metavar="NUMBER|none", help="Of what its own namespaces have learnt.")
     ] = None
+    weight: Annotated[
+        str | None, typer.Option(metavar="NUMBER|none", help="Share of tokens beside other tenants; none is 1.")
+    ] = None
+    service_class: Annotated[
+        str | None, typer.Option(help="Of requests without service_tier: interactive or batch.")
+    ] = None
     policy: Annotated[
         str | None, typer.Option(help="With whom warm caches are shared: isolated, group, promoted, shared.")
     ] = None
@@ -157,7 +163,7 @@ def _limit(name: str, text: str) -> float | int | None:
     if text == _NO_LIMIT:
         return None
     try:
-        number = float(text) if name == "requests_per_second" else int(text)
+        number = float(text) if name in ("requests_per_second", "weight") else int(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):

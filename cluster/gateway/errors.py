@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import grpc
 from ray.exceptions import RayTaskError
 
-from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, Overloaded, PacelineError, Unavailable
+from actors.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LinkError,
+    ObjectiveUnreachable,
+    Overloaded,
+    PacelineError,
+    Unavailable,
+)
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
 
 
@@ -105,6 +113,7 @@ _TABLE: tuple[tuple[type[PacelineError], int, grpc.StatusCode, str, str, bool | 
     (Unauthenticated, 401, grpc.StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key", False),
     (TenantDisabled, 403, grpc.StatusCode.PERMISSION_DENIED, "permission_error", "tenant_disabled", False),
     (OverLimit, 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "rate_limit_exceeded", None),
+    (ObjectiveUnreachable, 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "objective_unreachable", None),
     (Overloaded, 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "overloaded", None),
     (DeadlineExceeded, 504, grpc.StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded", False),
     (Unavailable, 503, grpc.StatusCode.UNAVAILABLE, "service_unavailable_error", "unavailable", None),

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from prometheus_client import Counter
 
+from actors.messages import ServiceClass
 from cluster.errors import ConfigError
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
@@ -33,6 +34,7 @@ class Tenant:
     sharing: Sharing
     limits: TenantLimits
     limiter: TenantLimiter = field(repr=False, compare=False)
+    service_class: ServiceClass = "interactive"  # of requests that do not say
 
 
 class Gatekeeper:
@@ -109,7 +111,7 @@ class Gatekeeper:
             return met[1]
         limiter = TenantLimiter(stored.limits, self._num_processes) if met is None else met[1].limiter
         limiter.change(stored.limits)
-        tenant = Tenant(stored.id, self._sharing(stored, registry), stored.limits, limiter)
+        tenant = Tenant(stored.id, self._sharing(stored, registry), stored.limits, limiter, stored.service_class)
         self._met[stored.id] = stored, tenant
         return tenant
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from actors.messages import ServiceClass
 from cluster.tenants.errors import RegistryUnusable
 from cluster.validation import field_path, limit_of
 
@@ -32,6 +33,7 @@ class TenantLimits:
     tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None  # prompt and answer
     max_concurrent: Annotated[int, Field(ge=1, le=100_000)] | None = None  # sequences
     cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # memory of its own namespaces
+    weight: Annotated[float, Field(ge=0.01, le=100)] | None = None  # share beside others who wait, too; None: 1
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -56,6 +58,7 @@ class StoredTenant:
     disabled: bool = False
     policy: Policy = "isolated"
     group: Name | None = None  # a trust group; None with policy group: tenants with the same cache_salt
+    service_class: ServiceClass = "interactive"  # of requests that do not say
     limits: TenantLimits = TenantLimits()
     keys: tuple[StoredKey, ...] = ()
 

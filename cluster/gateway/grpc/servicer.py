@@ -243,6 +243,8 @@ def _call(request: inference_pb2.GenerateRequest, codec: TextCodec) -> Generatio
         fields["prediction"] = {"type": "content", "content": request.prediction}
     if request.HasField("speculation"):
         fields["speculation"] = _speculation(request.speculation)
+    if request.service_tier:
+        fields["service_tier"] = request.service_tier
     if request.cache_salt:
         fields["cache_salt"] = request.cache_salt
     if request.HasField("include_obfuscation"):

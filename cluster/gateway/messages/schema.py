@@ -131,7 +131,7 @@ class MessagesBody(PromptFields, GenerationFields):
     response_format: None = None
     n: Annotated[Literal[1], Whole] | None = None
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None  # type: ignore[assignment]  # the tenant's class
     container: None = None
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 

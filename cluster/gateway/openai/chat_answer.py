@@ -9,6 +9,7 @@ from cluster.gateway.answers.logprobs import chat_logprobs, prompt_logprobs
 from cluster.gateway.answers.piece import Piece
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.openai.answer import AnswerWriter
+from cluster.gateway.requests.service_tier import tier_of_class
 from cluster.gateway.service import GenerationService
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
 
@@ -20,6 +21,7 @@ class ChatWriter(AnswerWriter):
 
     def __init__(self, prepared: PreparedCall, service: GenerationService, fingerprint: str) -> None:
         super().__init__(prepared, service, fingerprint)
+        self._head["service_tier"] = tier_of_class(prepared.requests[0].service_class)
         self._events = [ChatEvents(service.answer_parser(prepared)) for _ in prepared.requests]
 
     def _whole_choice(self, piece: Piece) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.messages import ServiceClass
 from cluster.generation import HTTP_TEMPERATURE, GenerationOptions
 from cluster.text.chat_format import NO_TOOLS, ToolUse
 from cluster.text.chat_template import TemplateOptions
@@ -46,6 +47,7 @@ class GenerationCall:
     wants_token_ids: bool = False
     prediction: str = ""  # the likely answer
     timeout_s: float | None = None
+    service_class: ServiceClass | None = None  # None: its tenant's
 
     @property
     def is_chat(self) -> bool:

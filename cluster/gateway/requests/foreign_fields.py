@@ -62,7 +62,6 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
     "prompt_cache_options": _only(),
     "prompt_cache_retention": _SPEED,
     "safety_identifier": _BOOKKEEPING,
-    "service_tier": _only("auto", "default", "flex", reason="there is one tier"),
     "store": _only(False, reason="nothing is stored here"),
     "suffix": ForeignField("/v1/completions has it", ("",), holds_text=True),
     "verbosity": _only("medium", reason="no model here has it"),

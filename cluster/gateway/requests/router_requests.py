@@ -52,6 +52,8 @@ def shared_request(
         drafters=options.drafters,
         max_draft_tokens=options.max_draft_tokens,
         tenant="" if tenant is None else tenant.id,
+        tenant_weight=1.0 if tenant is None else tenant.limits.weight or 1.0,
+        service_class=call.service_class or ("interactive" if tenant is None else tenant.service_class),
         namespace=scope.namespace,
         prefix_namespace=scope.prefix_namespace,
         cache=scope.cache,

@@ -20,6 +20,7 @@ from cluster.constraints.structured_outputs import StructuredOutputs
 from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.requests.constraints import Constraint, ConstraintFields, constraint_of
 from cluster.gateway.requests.foreign_fields import without_foreign
+from cluster.gateway.requests.service_tier import ServiceTier, class_of_tier
 from cluster.gateway.requests.unions import LIST, TEXT, TYPE_IS, TYPE_OF, text_or_list
 from cluster.gateway.requests.unknown_fields import unknown_field
 from cluster.generation import (
@@ -114,6 +115,7 @@ class GenerationFields(SamplingFields, ConstraintFields):
     stream_options: StreamOptions | None = None
     speculation: SpeculationFields | None = None
     prediction: Prediction | None = None
+    service_tier: ServiceTier | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     @property
@@ -264,6 +266,7 @@ def make_call(
         wants_token_ids=bool(body.return_token_ids),
         prediction=text_of(body.prediction.content) if body.prediction else "",
         timeout_s=timeout_s,
+        service_class=class_of_tier(body.service_tier),
     )
 
 

@@ -14,6 +14,7 @@ from cluster.gateway.answers.piece import Piece
 from cluster.gateway.answers.prepared_call import PreparedCall
 from cluster.gateway.answers.totals import AnswerTotals
 from cluster.gateway.errors import ErrorStatus
+from cluster.gateway.requests.service_tier import tier_of_class
 from cluster.gateway.responses.schema import FunctionTool, ResponsesBody
 from cluster.gateway.service import GenerationService
 from cluster.text.tools.events import CallArguments, CallBegin, Content, Event, Reasoning
@@ -32,6 +33,7 @@ class ResponseWriter:
         self._scores = ContentScores(service.token_strings)
         self._totals = AnswerTotals(prepared.num_prompt_tokens, 1, prepared.num_prediction_tokens)
         self._response = _head(prepared.arrival.call_id, service.model.name, body)
+        self._response["service_tier"] = tier_of_class(prepared.requests[0].service_class)
         self._output: list[dict[str, Any]] = self._response["output"]
         self._open: dict[str, Any] | None = None  # the last item of the output, while it grows
         self._is_cut = False
@@ -210,7 +212,7 @@ def _head(call_id: str, model: str, body: ResponsesBody) -> dict[str, Any]:
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
-        "service_tier": "default",
+        "service_tier": None,
         "store": False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "presence_penalty": body.presence_penalty or 0.0,

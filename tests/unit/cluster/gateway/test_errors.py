@@ -10,7 +10,16 @@ import grpc
 import pytest
 from ray.exceptions import RayTaskError
 
-from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded, RouterLost, Unavailable
+from actors.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LinkError,
+    ModelError,
+    ObjectiveUnreachable,
+    Overloaded,
+    RouterLost,
+    Unavailable,
+)
 from cluster.gateway.errors import BodyTooLarge, ModelNotFound, status_of
 from cluster.gateway.observability.metrics import GatewayMetrics
 from cluster.tenants.errors import OverLimit, TenantDisabled, Unauthenticated
@@ -24,6 +33,7 @@ TABLE = [
     (ModelNotFound("model", "x", "there is y"), 404, grpc.StatusCode.NOT_FOUND, "model_not_found"),
     (BodyTooLarge("body", 9, "at most 8"), 413, grpc.StatusCode.INVALID_ARGUMENT, "body_too_large"),
     (Overloaded("full", 0.2), 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded"),
+    (ObjectiveUnreachable("late", 0.2), 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "objective_unreachable"),
     (OverLimit("max_concurrent", 3, 1.0), 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_exceeded"),
     (Unauthenticated("missing_key"), 401, grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key"),
     (TenantDisabled(), 403, grpc.StatusCode.PERMISSION_DENIED, "tenant_disabled"),

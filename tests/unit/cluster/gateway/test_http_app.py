@@ -383,6 +383,27 @@ async def test_a_prediction_reaches_the_router_as_tokens(client, router, content
     assert len(router.requests[-1].prediction_token_ids) == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "service_class", "told"),
+    [
+        ({}, "interactive", "default"),
+        ({"service_tier": "auto"}, "interactive", "default"),
+        ({"service_tier": "priority"}, "interactive", "default"),
+        ({"service_tier": "flex"}, "batch", "flex"),
+    ],
+)
+async def test_a_service_tier_is_a_class_and_the_answer_names_the_tier_that_was_served(
+    client, router, fields, service_class, told
+):
+    response = await chat(client, max_tokens=3, **fields)
+    assert response.json()["service_tier"] == told
+    assert router.requests[-1].service_class == service_class
+    chunks = events(await chat(client, stream=True, max_tokens=3, **fields))
+    assert {chunk["service_tier"] for chunk in chunks} == {told}
+    assert (await complete(client, max_tokens=3, **fields)).status_code == 200
+    assert router.requests[-1].service_class == service_class
+
+
 async def test_harmless_values_of_unsupported_fields_are_accepted(client):
     response = await chat(
         client, tools=None, tool_choice="auto", logprobs=False, top_logprobs=0, response_format={"type": "text"},

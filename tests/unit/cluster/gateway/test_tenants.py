@@ -226,6 +226,22 @@ async def test_how_much_may_be_learnt_of_a_tenant_goes_with_its_requests_but_not
     assert told == {"free": None, "own": 1000, "group": None}
 
 
+async def test_a_request_has_the_class_of_its_tenant_unless_it_says_and_always_its_weight(admin, tmp_path, router):
+    keys = {"plain": admin.add("plain", {}), "bulk": admin.add("bulk", {"service_class": "batch", "weight": 2.5})}
+    told = {}
+    async with gateway_client(make_service(admin, tmp_path, router), CONFIG) as client:
+        for name, tier in (("plain", None), ("bulk", None), ("bulk", "auto"), ("bulk", "default"), ("plain", "flex")):
+            assert (await complete(client, keys[name], service_tier=tier)).status_code == 200
+            told[name, tier] = router.requests[-1].service_class, router.requests[-1].tenant_weight
+    assert told == {
+        ("plain", None): ("interactive", 1.0),
+        ("bulk", None): ("batch", 2.5),
+        ("bulk", "auto"): ("batch", 2.5),
+        ("bulk", "default"): ("interactive", 2.5),
+        ("plain", "flex"): ("batch", 1.0),
+    }
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_counts_that_would_tell_of_other_tenants_are_not_told(admin, tmp_path, router, stream):
     told = {}

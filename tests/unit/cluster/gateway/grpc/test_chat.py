@@ -115,6 +115,12 @@ async def test_a_stream_says_what_the_whole_answer_says(parts, chunk_tokens, has
     assert bool(whole.logprobs) == (has_logprobs and bool(parts))
 
 
+async def test_a_service_tier_is_a_class():
+    for tier, service_class in (("", "interactive"), ("auto", "interactive"), ("flex", "batch")):
+        _, router = await ask("hi", chat(service_tier=tier))
+        assert router.requests[0].service_class == service_class
+
+
 async def test_without_tools_marks_of_calls_are_text_and_special_tokens_are_not():
     answer, _ = await ask(CALL, chat())
     assert (answer.text, list(answer.tool_calls)) == (CALL, [])

@@ -272,6 +272,7 @@ async def test_the_answer_repeats_what_was_asked_and_what_changes_nothing_is_tak
     for name in ("metadata", "temperature", "top_p", "store", "user", "safety_identifier", "prompt_cache_key"):
         assert answer[name] == fields[name]
     assert answer["reasoning"]["effort"] is None
+    assert answer["service_tier"] == "default"
     assert router.requests[0].sampling.seed == 5
     assert router.requests[0].drafters == ()
 
