@@ -47,8 +47,9 @@ from cluster.router.failed_rounds import GIVEN_UP_AFTER, count_failed_round, seq
 from cluster.router.guarded_sink import GuardedSink, SharedLearning
 from cluster.router.head_drafting import HeadDrafting
 from cluster.router.load import AnswerCosts, router_load
+from cluster.router.objective_scheduler import ObjectiveScheduler
 from cluster.router.open_requests import OpenRequests
-from cluster.router.prefill_budget import prefill_rows
+from cluster.router.prefill_budget import prefill_rows, rows_within
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
@@ -137,7 +138,11 @@ class RouterCore:
             most_required=cpu.most_required,
             scalings=tuple(self.draft_scaling.values()),
         )
-        self._scheduler = Scheduler(config, target.block_size)
+        self._scheduler: Scheduler
+        if config.objectives.are_set:
+            self._scheduler = ObjectiveScheduler(config, target.block_size, self.step_times)
+        else:
+            self._scheduler = Scheduler(config, target.block_size)
         self._requests = OpenRequests(
             self._scheduler, self.counters, sequences, self._drafting.forget, seq_id_base=seq_id_base
         )
@@ -153,7 +158,6 @@ class RouterCore:
             drafting=self._drafting,
             requests=self._requests,
             scheduler=self._scheduler,
-            max_running=config.max_running,
         )
         self._sink = GuardedSink(
             shared.token_sink, self, self.counters, cache_source=names.index(CACHE) if CACHE in names else None
@@ -276,9 +280,11 @@ class RouterCore:
         if self._open is not None:
             raise RuntimeError(f"round {self._open.round_id} is open; commit or abandon it first")
         self._requests.end_overdue(now)
-        self._scheduler.admit(self.blocks.free)
-        running = sequences_in_turn(self._scheduler.running, self._round_id)
-        entries = plan_entries(running, self._most_prefill_rows(running))
+        self._scheduler.admit(self.blocks.free, now)
+        limit_s = self._scheduler.round_limit_s(now)
+        taking_part = self._scheduler.taking_part(limit_s)
+        running = sequences_in_turn(taking_part, self._round_id)
+        entries = plan_entries(running, self._most_prefill_rows(running, limit_s), self._scheduler.gives_way)
         if not entries:
             self.ahead.pause()
         if not entries and not self._requests.to_free and not self._drafting.remote.has_notices:
@@ -290,7 +296,7 @@ class RouterCore:
             now,
             entries,
             finished=self._requests.take_to_free(),
-            size=RoundSize(sum(entry.rows for entry in entries), len(self._scheduler.running), num_emitting),
+            size=RoundSize(sum(entry.rows for entry in entries), len(taking_part), num_emitting),
             traffic=self._traffic.of(entry.sequence.namespace for entry in entries),
         )
         self._open = round
@@ -299,11 +305,12 @@ class RouterCore:
         self._drafting.head.ask(round, self._choice.price_of_a_node)
         return round, self._requests.take_events()
 
-    def _most_prefill_rows(self, sequences: SequenceOf[Sequence]) -> int:
+    def _most_prefill_rows(self, sequences: SequenceOf[Sequence], limit_s: float) -> int:
         decoding = sum(sequence.num_uncomputed <= 1 for sequence in sequences)
         if decoding == len(sequences):
             return 0
-        return prefill_rows(self.step_times, decoding, self._config.max_prefill_rows)
+        rows = prefill_rows(self.step_times, decoding, self._config.max_prefill_rows)
+        return rows_within(self.step_times, decoding, rows, limit_s)
 
     def exchange(self, now: float) -> None:
         """Drop purged namespaces, and exchange what was learnt with other routers. Call it between rounds, and
@@ -434,7 +441,7 @@ class RouterCore:
         for entry in round.entries:
             entry.sequence.target.known = entry.target_known
         if is_cleared:
-            for sequence in self._scheduler.running:
+            for sequence in self._scheduler.held:
                 sequence.target.lost()
         if not is_declined:
             self._count_failure(round)
@@ -452,7 +459,7 @@ class RouterCore:
         self.ahead.pause()
         self._requests.to_free = []
         self.blocks.free = 0
-        for sequence in self._scheduler.running:
+        for sequence in self._scheduler.held:
             sequence.target.lost()
             sequence.target.is_held = False
 

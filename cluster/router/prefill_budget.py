@@ -40,6 +40,13 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
     return rows
 
 
+def rows_within(step_times: StepTimeCurve, decoding: int, rows: int, limit_s: float) -> int:
+    """As many of the prompt rows as a round of limit_s has time for, or a few, so that prompts go on."""
+    while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > limit_s:
+        rows //= 2
+    return rows
+
+
 def round_limits(router: RouterConfig, speculation: SpeculationConfig) -> RoundLimits:
     """The largest round that a router with this configuration sends."""
     return RoundLimits(

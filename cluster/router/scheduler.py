@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from math import inf
 from operator import attrgetter
 
 from actors.errors import Overloaded
@@ -16,8 +17,8 @@ from cluster.router.sequence import Sequence
 
 _PRESSURE_ROUNDS = 64  # rounds with careful admission after the target ran out of blocks
 _MOST_SCORED_ROWS = 256  # of prompts, in a round
-_LONGEST_RETRY_S = 60.0
-_SHORTEST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+SHORTEST_RETRY_S = 1.0
 
 
 def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
@@ -41,10 +42,12 @@ def share_prompt_rows(remaining: SequenceOf[int], budget: int) -> list[int]:
     return rows
 
 
-def plan_entries(sequences: SequenceOf[Sequence], max_prefill_rows: int) -> list[RoundEntry]:
-    """Every decoding sequence, and as much of the prompts as fits into max_prefill_rows. Every row of a scored prompt
-    has logits, which take memory: there are few of them in a round."""
-    prompts = [sequence for sequence in sequences if sequence.num_uncomputed > 1]
+def plan_entries(
+    sequences: SequenceOf[Sequence], max_prefill_rows: int, gives_way: Callable[[Sequence], bool] = lambda _: False
+) -> list[RoundEntry]:
+    """Every decoding sequence, and as much of the prompts as fits into max_prefill_rows; those that give way have what
+    the others leave. Every row of a scored prompt has logits, which take memory: there are few of them in a round."""
+    prompts = sorted((sequence for sequence in sequences if sequence.num_uncomputed > 1), key=gives_way)
     scored_rows = min(_MOST_SCORED_ROWS, max_prefill_rows)
     wanted = []
     for sequence in prompts:
@@ -53,9 +56,10 @@ def plan_entries(sequences: SequenceOf[Sequence], max_prefill_rows: int) -> list
             rows = min(rows, scored_rows)
             scored_rows -= rows
         wanted.append(rows)
-    rows_of = dict(
-        zip((sequence.seq_id for sequence in prompts), share_prompt_rows(wanted, max_prefill_rows), strict=True)
-    )
+    first = sum(not gives_way(sequence) for sequence in prompts)
+    shares = share_prompt_rows(wanted[:first], max_prefill_rows)
+    shares += share_prompt_rows(wanted[first:], max_prefill_rows - sum(shares))
+    rows_of = dict(zip((sequence.seq_id for sequence in prompts), shares, strict=True))
     return [
         RoundEntry(
             sequence,
@@ -89,17 +93,24 @@ class Scheduler:
         A stream that another router has begun is always accepted, and runs next: its client has been promised the rest.
         There are at most as many as that router had places.
         """
-        self._finish_rate.observe(self._num_queued > 0, now)
+        self._observe_queue(now)
         if sequence.request.num_output_in_prompt > 0:
             self._put_first(sequence)
             return
+        self._check_room(sequence, now)
+        self.waiting[sequence.request_id] = sequence
+
+    def _observe_queue(self, now: float) -> None:
+        self._finish_rate.observe(self._num_queued > 0, now)
+
+    def _check_room(self, sequence: Sequence, now: float) -> None:
+        """Raises Overloaded."""
         if self._num_queued >= self._config.max_waiting:
             raise Overloaded(
                 f"{len(self.waiting)} requests wait and {len(self.running)} run; "
                 f"the limits are {self._config.max_waiting} and {self._config.max_running}",
                 self._retry_after_s(),
             )
-        self.waiting[sequence.request_id] = sequence
 
     @property
     def _num_queued(self) -> int:
@@ -110,9 +121,9 @@ class Scheduler:
         """Estimated time until half of the queue is served."""
         rate = self._finish_rate.per_second(self._config.max_running)
         if rate is None:
-            return _SHORTEST_RETRY_S
+            return SHORTEST_RETRY_S
         ahead = max(1.0, len(self.waiting) / 2)
-        return min(_LONGEST_RETRY_S, max(_SHORTEST_RETRY_S, round(ahead / rate, 3)))
+        return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(ahead / rate, 3)))
 
     def longest_wait_s(self, now: float) -> float:
         """The longest wait of a request that has not run yet."""
@@ -121,7 +132,7 @@ class Scheduler:
         )
         return max(0.0, now - min(arrivals, default=now))
 
-    def admit(self, free_blocks: int) -> None:
+    def admit(self, free_blocks: int, now: float) -> None:
         """Move waiting sequences to the running ones, in order, while there are places.
 
         free_blocks: as the target last reported. It matters only for a while after the target ran out of blocks: then a
@@ -131,8 +142,7 @@ class Scheduler:
             self._pressure -= 1
         else:
             self._credits = 0
-        while self.waiting and len(self.running) < self._config.max_running:
-            head = next(iter(self.waiting.values()))
+        while (head := self._next(now)) is not None:
             if self._pressure and self.running:
                 needed = -(-(head.num_tokens + 1) // self._block_size) + len(self.running)
                 if free_blocks >= needed:
@@ -141,19 +151,54 @@ class Scheduler:
                     self._credits -= 1
                 else:
                     return
-            del self.waiting[head.request_id]
-            insort(self.running, head, key=attrgetter("arrival"))
+            self._enter(head)
+
+    def _next(self, now: float) -> Sequence | None:
+        """Who runs next; None: nobody can."""
+        return next(iter(self.waiting.values())) if self.may_admit else None
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether somebody waits for whom there is a place."""
+        return bool(self.waiting) and len(self.running) < self._config.max_running
+
+    def _enter(self, sequence: Sequence) -> None:
+        del self.waiting[sequence.request_id]
+        insort(self.running, sequence, key=attrgetter("arrival"))
+
+    def round_limit_s(self, now: float) -> float:
+        """Seconds that the next round may take."""
+        return inf
+
+    def taking_part(self, limit_s: float) -> list[Sequence]:
+        """The running sequences that have rows in a round of limit_s."""
+        return self.running
+
+    def gives_way(self, sequence: Sequence) -> bool:
+        """Whether its prompt has only the rows that other prompts leave."""
+        return False
+
+    @property
+    def held(self) -> list[Sequence]:
+        """The sequences that the target holds."""
+        return self.running
 
     def remove(self, sequence: Sequence, now: float | None) -> None:
         """Remove an ended sequence. now is None when it leaves the queue without a round."""
         if self.waiting.pop(sequence.request_id, None) is not None:
             return
         if now is not None:
-            self._finish_rate.observe(self._num_queued > 0, now)
-            self._finish_rate.ended(now - (sequence.progress.started_at or sequence.progress.arrived_at))
-        self.running.remove(sequence)
+            self._observe_queue(now)
+            self._rate_of(sequence).ended(now - (sequence.progress.started_at or sequence.progress.arrived_at))
+        self._leave(sequence)
         if self._pressure:
             self._credits += 1
+
+    def _rate_of(self, sequence: Sequence) -> FinishRate:
+        return self._finish_rate
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
 
     def preempt_youngest(self) -> Sequence:
         """Send the youngest running sequence back to the head of the queue, whatever the queue's bound."""
@@ -172,5 +217,5 @@ class Scheduler:
         self.waiting.move_to_end(sequence.request_id, last=False)
 
     def sequences(self) -> Iterable[Sequence]:
-        yield from self.running
+        yield from self.held
         yield from self.waiting.values()

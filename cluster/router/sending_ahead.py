@@ -75,7 +75,6 @@ class SendingAhead:
         drafting: Drafting,
         requests: OpenRequests,
         scheduler: Scheduler,
-        max_running: int,
     ) -> None:
         self.trial = AheadTrial()
         self._mode = mode
@@ -84,7 +83,6 @@ class SendingAhead:
         self._drafting = drafting
         self._requests = requests
         self._scheduler = scheduler
-        self._max_running = max_running
         self._promises = _Promises()
         # Share of what drafts bring that those of a round sent ahead bring, typically. All, until rounds have shown it:
         # the target declines those that are too poor.
@@ -142,7 +140,7 @@ class SendingAhead:
     def _may_follow(self, round: Round) -> bool:
         """Whether the next round can be planned before this one's result: everyone decodes, by CPU drafts alone."""
         running = self._scheduler.running
-        if self._scheduler.waiting and len(running) < self._max_running:
+        if self._scheduler.may_admit:
             return False
         # A round that explores is planned with its drafts at hand.
         if round.traffic.explore_in <= 1 or self._choice.requires_rows or self._drafting.remote.has_workers:

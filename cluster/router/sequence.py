@@ -96,6 +96,7 @@ class RequestProgress:
 
     arrived_at: float
     started_at: float | None = None  # when its first round was planned; None: it waits
+    first_at: float | None = None  # when its first tokens were committed
     chunk_index: int = 0  # index that the next chunk will have
     is_cancelled: bool = False
     is_ended: bool = False  # its last event has been queued

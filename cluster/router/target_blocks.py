@@ -49,7 +49,7 @@ class TargetBlocks:
             return
         self._scheduler.note_memory_pressure()
         running = self._scheduler.running
-        if len(running) > 1:
+        if len(self._scheduler.held) > 1:
             self._requests.preempt_youngest()
             return
         room = self.num_tokens

@@ -84,6 +84,7 @@ class Verdicts:
         """Returns whether the sequence has finished. Raises what `emit_tokens` raises."""
         progress, counters = entry.sequence.progress, self._counters
         if progress.chunk_index == 0 and progress.started_at is not None:
+            progress.first_at = now
             counters.queue_time.observe(progress.started_at - progress.arrived_at)
             counters.prefill_time.observe(now - progress.started_at)
         chunk = emit_tokens(round, entry, path, verdict, source_names=self._source_names, now=now)

@@ -223,7 +223,7 @@ class FluidGroup:
 
     def _begin_prompts(self, is_within_round: bool) -> None:
         now, scheduler = self._events.now, self._scheduler
-        scheduler.admit(_LOTS)
+        scheduler.admit(_LOTS, now)
         running: list[Any] = scheduler.running
         for sequence in running:
             if sequence.rows_left < 0:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from actors.draft_tree import DraftTree
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.lookahead import LookaheadDrafter
-from actors.errors import DeadlineExceeded, ModelError, Overloaded
+from actors.errors import DeadlineExceeded, ModelError, ObjectiveUnreachable, Overloaded
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk, Verdict, decode_message, encode_message
-from cluster.config import RouterConfig, SpeculationConfig
+from cluster.config import Objective, ObjectivesConfig, RouterConfig, SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.worker_drafting import DraftShape
 from paceline_testing.rounds import toy_info
@@ -24,6 +24,7 @@ from paceline_testing.toy_drafters import ToyDraftWorker
 from paceline_testing.toy_target import ToyTarget
 
 EOS = 3
+TIGHT = ObjectivesConfig(interactive=Objective(ttft_s=0.3, tpot_s=0.02), batch=Objective(ttft_s=2.0))
 
 
 class OddDrafter(CpuDrafter):
@@ -174,7 +175,10 @@ class OddDraftWorker(ToyDraftWorker):
 class Life:
     """A router, its target and its clients, driven by one random seed."""
 
-    def __init__(self, seed, ways, *, total_blocks=400, max_running=4, max_prefill_rows=9, faults=0.0, workers=0):
+    def __init__(
+        self, seed, ways, *, total_blocks=400, max_running=4, max_prefill_rows=9, faults=0.0, workers=0,
+        objectives=None,
+    ):  # fmt: skip
         self.rng = random.Random(seed)
         self.faults = faults
         self.target = ToyTarget(
@@ -183,7 +187,10 @@ class Life:
         )  # fmt: skip
         self.drafters = {f"{way}{i}": drafter_of(way, i, self.target, seed + i) for i, way in enumerate(ways)}
         self.most_required = sum(getattr(drafter, "most_required", 0) for drafter in self.drafters.values())
-        self.config = RouterConfig(max_running=max_running, max_waiting=6, max_prefill_rows=max_prefill_rows)
+        self.config = RouterConfig(
+            max_running=max_running, max_waiting=6, max_prefill_rows=max_prefill_rows,
+            objectives=objectives or ObjectivesConfig(),
+        )  # fmt: skip
         speculation = SpeculationConfig(max_draft_tokens=7, max_rows=20)
         self.pools = ("draft", "other")[: 1 + seed % 2]
         self.core = RouterCore(
@@ -223,9 +230,13 @@ class Life:
             timeout_s=rng.choice([None, None, None, 0.3]) if self.faults else None,
             drafters=rng.choice([None, None, None, ()]),
             max_draft_tokens=rng.choice([None, None, 0, 2]),
+            service_class="batch" if len(self.requests) % 2 else "interactive",
+            tenant="ab"[len(self.requests) % 3 % 2],
         )
         try:
             self.core.add(request, self.now)
+        except ObjectiveUnreachable:
+            return
         except Overloaded:
             assert self.core.num_waiting >= self.config.max_waiting
             return
@@ -291,7 +302,8 @@ class Life:
         round, events = core.plan_round(self.now)
         self.take(events)
         assert core.num_running <= self.config.max_running
-        assert core.num_waiting <= self.config.max_waiting + 2 * self.config.max_running
+        num_classes = 2 if self.config.objectives.are_set else 1
+        assert core.num_waiting <= num_classes * self.config.max_waiting + 2 * self.config.max_running
         self.rounds += 1
         self.now += 0.01
         if round is None:
@@ -379,7 +391,7 @@ class Life:
     def check_nothing_left(self):
         core = self.core
         assert self.requests.keys() == self.endings.keys()
-        assert not core.num_running
+        assert not core._scheduler.held
         assert not core.num_waiting
         assert not core.has_work
         assert not core._requests.by_id
@@ -414,16 +426,17 @@ def test_output_is_the_targets_own_whatever_one_drafter_does(way):
     total_blocks=st.sampled_from([17, 20, 30, 400]),
     workers=st.integers(0, 3),
     faults=st.sampled_from([0.0, 0.02, 0.1]),
+    objectives=st.sampled_from([None, TIGHT]),
 )
 @pytest.mark.whole
 @settings(max_examples=120)
 def test_output_is_the_targets_own_under_any_mix_of_faults(
-    seed, ways, max_running, max_prefill_rows, total_blocks, workers, faults
+    seed, ways, max_running, max_prefill_rows, total_blocks, workers, faults, objectives
 ):
     # 17 blocks hold one sequence of 60 tokens with its largest tree, and no second.
     life = Life(
         seed, ways, total_blocks=total_blocks, max_running=max_running, max_prefill_rows=max_prefill_rows,
-        workers=workers, faults=faults,
+        workers=workers, faults=faults, objectives=objectives,
     )  # fmt: skip
     life.run(12, 4000)
 

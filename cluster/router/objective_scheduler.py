@@ -1,0 +1,290 @@
+"""The scheduler where classes of requests have objectives: as many requests as possible are to be within theirs.
+
+- Interactive sequences go before batch ones. Where they need a place, a batch sequence is paused: it keeps its KV.
+  Where a round with batch sequences would be too long for an interactive stream, they have no rows in it.
+- Within a class, those whose first token can still be in time go first, tenants in fair turns.
+- One of eight places goes to whoever has waited longest, and is kept to its end, so that nobody starves.
+- A request that others before it would make miss its first token's objective is refused on arrival.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from math import inf
+from operator import attrgetter
+from typing import get_args
+
+from actors.errors import ObjectiveUnreachable, Overloaded
+from actors.messages import ServiceClass
+from cluster.config import RouterConfig
+from cluster.router.fair_turns import FairTurns
+from cluster.router.finish_rate import FinishRate
+from cluster.router.objectives import AIMED, first_token_s, most_sequences, round_limit_s
+from cluster.router.prefill_budget import prefill_rows
+from cluster.router.scheduler import LONGEST_RETRY_S, SHORTEST_RETRY_S, Scheduler
+from cluster.router.sequence import Sequence
+from cluster.router.step_time import StepTimeCurve
+
+_OLDEST_EVERY = 8  # places; one of so many goes to whoever has waited longest
+_KEPT = 0.98  # weight of earlier answers with each one that ends
+_FIRST_ANSWER = 128.0  # tokens, before any has ended
+_CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
+
+
+class _Answers:
+    """What the last answers of a class were like."""
+
+    def __init__(self) -> None:
+        self.count = self.prompts = self.cached = self.tokens = self.rounds = 0.0
+
+    def add(self, sequence: Sequence) -> None:
+        self.count = _KEPT * self.count + 1.0
+        self.prompts = _KEPT * self.prompts + sequence.num_prompt
+        self.cached = _KEPT * self.cached + sequence.target.num_cached
+        self.tokens = _KEPT * self.tokens + sequence.num_tokens - sequence.num_prompt
+        self.rounds = _KEPT * self.rounds + sequence.progress.stats.rounds
+
+    @property
+    def length(self) -> float:
+        return self.tokens / self.count if self.count else _FIRST_ANSWER
+
+    @property
+    def uncached_share(self) -> float:
+        return 1.0 - self.cached / self.prompts if self.prompts else 1.0
+
+    @property
+    def pace(self) -> float:
+        """Tokens a round."""
+        return max(1.0, self.tokens / self.rounds) if self.rounds else 1.0
+
+
+class ObjectiveScheduler(Scheduler):
+    """`paused` sequences have begun and lack a place."""
+
+    def __init__(self, config: RouterConfig, block_size: int, step_times: StepTimeCurve) -> None:
+        super().__init__(config, block_size)
+        self.paused: list[Sequence] = []
+        self._objectives = {"interactive": config.objectives.interactive, "batch": config.objectives.batch}
+        self._step_times = step_times
+        self._turns = {kind: FairTurns() for kind in _CLASSES}
+        self._rates = {kind: FinishRate() for kind in _CLASSES}
+        self._answers = {kind: _Answers() for kind in _CLASSES}
+        self._charged: dict[str, float] = {}  # tokens that a request's tenant has been charged for it
+        self._kept: set[str] = set()  # requests that keep their places
+        self._num_entered = 0
+
+    # Who waits
+
+    @property
+    def held(self) -> list[Sequence]:
+        return self.running + self.paused
+
+    def _observe_queue(self, now: float) -> None:
+        for kind in _CLASSES:
+            self._rates[kind].observe(self._num_queued_of(kind) > 0, now)
+
+    def _num_queued_of(self, kind: ServiceClass) -> int:
+        """Sequences of the class that wait beyond those for whom there are places."""
+        waiting = sum(sequence.request.service_class == kind for sequence in self.waiting.values())
+        if kind == "batch":
+            waiting += len(self.paused)
+        return waiting - self._num_free(kind)
+
+    def _num_free(self, kind: ServiceClass) -> int:
+        """Places that sequences of the class may take."""
+        if kind == "interactive":
+            return max(0, self._places - sum(not self._may_pause(sequence) for sequence in self.running))
+        others = sum(not _is_batch(sequence) for sequence in self.waiting.values())
+        return max(0, self._config.max_running - len(self.running) - others)
+
+    @property
+    def _places(self) -> int:
+        """How many interactive sequences may run, so that each has its tokens in time."""
+        tpot_s = self._objectives["interactive"].tpot_s
+        limit_s = inf if tpot_s is None else AIMED * tpot_s * self._answers["interactive"].pace
+        return most_sequences(self._step_times, limit_s, self._config.max_running)
+
+    def _may_pause(self, sequence: Sequence) -> bool:
+        return _is_batch(sequence) and sequence.request_id not in self._kept
+
+    # Admission
+
+    def _check_room(self, sequence: Sequence, now: float) -> None:
+        kind = sequence.request.service_class
+        ttft_s = self._objectives[kind].ttft_s
+        if ttft_s is not None:
+            expected_s, alone_s = self._expected_first_token_s(sequence, now)
+            # A prompt that takes longer by itself has nothing to gain by coming back.
+            if expected_s > AIMED * ttft_s >= alone_s:
+                raise ObjectiveUnreachable(
+                    f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
+                    _within_bounds(expected_s - AIMED * ttft_s),
+                )
+        queued = self._num_queued_of(kind)
+        if queued >= self._config.max_waiting:
+            rate = self._ends_per_s(kind, self._step_times.seconds(max(1, len(self.running))))
+            raise Overloaded(
+                f"{queued} {kind} requests wait; the limit is {self._config.max_waiting}",
+                _within_bounds(max(1.0, queued / 2) / rate),
+            )
+
+    def _expected_first_token_s(self, sequence: Sequence, now: float) -> tuple[float, float]:
+        """Seconds to a first token, with what is before it and alone."""
+        kind = sequence.request.service_class
+        row_s = self._row_s()
+        rank = self._rank(sequence, now, row_s)
+        ahead = [other for other in (*self.paused, *self.waiting.values()) if self._rank(other, now, row_s) < rank]
+        same = sum(other.request.service_class == kind for other in ahead)
+        round_s = self._step_times.seconds(max(1, len(self.running)))
+        lacking = max(0, same + 1 - self._num_free(kind))  # places that must become free
+        wait_s = lacking / self._ends_per_s(kind, round_s)
+        running = [other for other in self.running if other.num_uncomputed > 1 and not self._is_behind(other, sequence)]
+        backlog = sum(self._prompt_rows(other) for other in (*running, *ahead))
+        own = self._prompt_rows(sequence)
+        return first_token_s(wait_s, backlog, own, row_s, round_s), first_token_s(0.0, 0.0, own, row_s, round_s)
+
+    def _ends_per_s(self, kind: ServiceClass, round_s: float) -> float:
+        """Before any has ended, as if answers were of usual length."""
+        places, answers = self._config.max_running, self._answers[kind]
+        return self._rates[kind].per_second(places) or places * answers.pace / (answers.length * round_s)
+
+    def _is_behind(self, other: Sequence, sequence: Sequence) -> bool:
+        return self.gives_way(other) and not _is_batch(sequence)
+
+    def _prompt_rows(self, sequence: Sequence) -> float:
+        """Rows that its prompt will probably take."""
+        share = 1.0 if sequence.target.num_computed else self._answers[sequence.request.service_class].uncached_share
+        return share * sequence.num_uncomputed
+
+    def _row_s(self) -> float:
+        """Seconds a prompt row, in rounds as they are now."""
+        decoding = len(self.running)
+        rows = prefill_rows(self._step_times, decoding, self._config.max_prefill_rows)
+        return self._step_times.seconds(decoding + rows) / rows
+
+    # Order
+
+    def _rank(self, sequence: Sequence, now: float, row_s: float) -> tuple[bool, bool, bool, float, int]:
+        """Least first. row_s: seconds a prompt row."""
+        request, progress = sequence.request, sequence.progress
+        has_begun = request.num_output_in_prompt > 0 or progress.started_at is not None
+        spent = self._turns[request.service_class].spent(request.tenant)
+        return _is_batch(sequence), not has_begun, self._is_late(sequence, now, row_s), spent, sequence.arrival
+
+    def _is_late(self, sequence: Sequence, now: float, row_s: float) -> bool:
+        """Whether its first token can no longer be in time."""
+        ttft_s = self._objectives[sequence.request.service_class].ttft_s
+        if ttft_s is None:
+            return False
+        return now + self._prompt_rows(sequence) * row_s > sequence.progress.arrived_at + ttft_s
+
+    @property
+    def may_admit(self) -> bool:
+        if len(self.running) < self._config.max_running:
+            return bool(self.waiting or self.paused)
+        return self._has_interactive_waiting and self._num_free("interactive") > 0
+
+    @property
+    def _has_interactive_waiting(self) -> bool:
+        return not all(map(_is_batch, self.waiting.values()))
+
+    def _next(self, now: float) -> Sequence | None:
+        candidates = [*self.paused, *self.waiting.values()]
+        is_full = len(self.running) >= self._config.max_running
+        pausable = [one for one in self.running if self._may_pause(one)]
+        if not candidates or (is_full and not pausable):
+            return None
+        if self._num_entered % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            oldest = min(candidates + pausable, key=attrgetter("arrival"))
+            self._kept.add(oldest.request_id)
+            if oldest in candidates:
+                return oldest
+            self._num_entered += 1
+        allowed = [kind for kind in _CLASSES if (not is_full if kind == "batch" else self._num_free(kind))]
+        candidates = [one for one in candidates if one.request.service_class in allowed]
+        if not candidates:
+            return None
+        for kind in _CLASSES:
+            self._turns[kind].wait({one.request.tenant for one in candidates if one.request.service_class == kind})
+        row_s = self._row_s()
+        return min(candidates, key=lambda one: self._rank(one, now, row_s))
+
+    def _enter(self, sequence: Sequence) -> None:
+        self._num_entered += 1
+        if sequence in self.paused:
+            self.paused.remove(sequence)
+        else:
+            del self.waiting[sequence.request_id]
+        if len(self.running) >= self._config.max_running:
+            victim = next(one for one in reversed(self.running) if self._may_pause(one))
+            self.running.remove(victim)
+            self.paused.append(victim)
+        insort(self.running, sequence, key=attrgetter("arrival"))
+        self._charge(sequence)
+
+    def _charge(self, sequence: Sequence) -> None:
+        """What it will probably take, when it first runs: its tenant's next one waits for its turn until then."""
+        if sequence.request_id in self._charged:
+            return
+        request = sequence.request
+        answer = min(float(sequence.num_left), self._answers[request.service_class].length)
+        self._charged[sequence.request_id] = tokens = self._prompt_rows(sequence) + answer
+        self._turns[request.service_class].charge(request.tenant, request.tenant_weight, tokens)
+
+    # Rounds
+
+    def round_limit_s(self, now: float) -> float:
+        streams = [sequence for sequence in self.running if not _is_batch(sequence)]
+        return round_limit_s(streams, self._objectives["interactive"].tpot_s, now)
+
+    def taking_part(self, limit_s: float) -> list[Sequence]:
+        left = most_sequences(self._step_times, limit_s, len(self.running)) if self.running else 0
+        left -= sum(not self._may_pause(sequence) for sequence in self.running)
+        chosen = []
+        for sequence in self.running:
+            if self._may_pause(sequence):
+                left -= 1
+                if left < 0:
+                    continue
+            chosen.append(sequence)
+        return chosen or self.running[:1]
+
+    def gives_way(self, sequence: Sequence) -> bool:
+        return self._may_pause(sequence)
+
+    # Ends
+
+    def _rate_of(self, sequence: Sequence) -> FinishRate:
+        return self._rates[sequence.request.service_class]
+
+    def _leave(self, sequence: Sequence) -> None:
+        (self.paused if sequence in self.paused else self.running).remove(sequence)
+        self._answers[sequence.request.service_class].add(sequence)
+
+    def remove(self, sequence: Sequence, now: float | None) -> None:
+        super().remove(sequence, now)
+        request = sequence.request
+        self._kept.discard(request.request_id)
+        charged = self._charged.pop(request.request_id, None)
+        if charged is not None:
+            spent = sequence.num_tokens - sequence.target.num_cached
+            self._turns[request.service_class].charge(request.tenant, request.tenant_weight, spent - charged)
+        if not self._charged and not self.waiting:
+            for turns in self._turns.values():
+                turns.clear()
+
+    def preempt_youngest(self) -> Sequence:
+        """The youngest batch sequence, if there is one that may be paused; those that are paused first."""
+        candidates = self.paused or [one for one in self.running if self._may_pause(one)] or self.running
+        victim = max(candidates, key=attrgetter("arrival"))
+        (self.paused if victim in self.paused else self.running).remove(victim)
+        self._put_first(victim)
+        return victim
+
+
+def _is_batch(sequence: Sequence) -> bool:
+    return sequence.request.service_class == "batch"
+
+
+def _within_bounds(seconds: float) -> float:
+    return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(seconds, 3)))
