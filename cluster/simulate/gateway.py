@@ -30,6 +30,7 @@ _FULL = "the router's queue is full"
 class SimulatedTenant:
     id: str
     scope: Scope
+    weight: float = 1.0
 
 
 class Gateway:
@@ -66,7 +67,11 @@ class ClientCall:
     ) -> None:
         self.turn = turn
         self.record = Record(
-            tenant=turn.conversation.tenant, turn=turn.number, num_prompt=len(turn.prompt), arrived=0.0
+            tenant=turn.conversation.tenant,
+            turn=turn.number,
+            num_prompt=len(turn.prompt),
+            arrived=0.0,
+            service_class=turn.conversation.service_class,
         )
         self.received: list[int] = []
         self._gateway = gateway
@@ -82,6 +87,8 @@ class ClientCall:
             sampling=SamplingParams(self._seed, temperature=0.0),
             max_new_tokens=len(turn.answer),
             tenant=tenant.id,
+            tenant_weight=tenant.weight,
+            service_class=turn.conversation.service_class,
             namespace=scope.namespace,
             prefix_namespace=scope.prefix_namespace,
             readable=scope.readable,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cache_service.options import Options
+from cluster.config import Objective, ObjectivesConfig
 from cluster.tenants.registry import Policy, TenantLimits
 
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
@@ -78,6 +79,8 @@ class TrafficOptions(Options):
     rate by the least one."""
     period_s: Annotated[float, Field(gt=0)] = 60.0
     """mmpp: mean length of a busy or quiet time. diurnal: length of a day."""
+    batch_share: _Share = 0.0
+    """Share of conversations whose requests are of class batch."""
     tenants: Annotated[int, Field(ge=1, le=1_000_000)] = 8
     tenant_skew: Annotated[float, Field(ge=0, le=4)] = 1.1
     """Exponent of Zipf's law for tenants. 0: all alike."""
@@ -101,13 +104,6 @@ class TrafficOptions(Options):
     """How often a client sends a refused request again, after its Retry-After."""
     cancelled_share: _Share = 0.0
     """Share of requests whose client goes away before the end."""
-
-
-class Objectives(Options):
-    """A request within both is goodput."""
-
-    ttft_s: _Seconds = 1.0
-    tpot_s: _Seconds = 0.1
 
 
 class SimulationOptions(Options):
@@ -134,4 +130,8 @@ class SimulationOptions(Options):
     """How tenants share caches."""
     tenant_limits: TenantLimits = TenantLimits()
     """Of each tenant."""
-    objectives: Objectives = Objectives()
+    objectives: ObjectivesConfig = ObjectivesConfig(
+        interactive=Objective(ttft_s=1.0, tpot_s=0.1), batch=Objective(ttft_s=60.0)
+    )
+    """A request within those of its class is goodput. Routers go by `router.objectives` of the cluster alone, at level
+    exact."""

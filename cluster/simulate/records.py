@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.simulate.options import Objectives
+from actors.messages import ServiceClass
+from cluster.config import ObjectivesConfig
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Record:
     turn: int
     num_prompt: int
     arrived: float
+    service_class: ServiceClass = "interactive"
     first_at: float = 0.0  # 0: nothing came
     ended_at: float = 0.0  # 0: it has not ended
     num_tokens: int = 0
@@ -34,14 +36,13 @@ class Record:
     def tpot_s(self) -> float | None:
         return (self.ended_at - self.first_at) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
-    def is_good(self, objectives: Objectives) -> bool:
-        tpot_s = self.tpot_s
-        return self.outcome == "answered" and (
-            self.ttft_s <= objectives.ttft_s and (tpot_s is None or tpot_s <= objectives.tpot_s)
-        )
+    def is_good(self, objectives: ObjectivesConfig) -> bool:
+        own = objectives.batch if self.service_class == "batch" else objectives.interactive
+        is_slow = self.tpot_s is not None and own.tpot_s is not None and self.tpot_s > own.tpot_s
+        return self.outcome == "answered" and not is_slow and (own.ttft_s is None or self.ttft_s <= own.ttft_s)
 
 
-def figures_of(records: Sequence[Record], seconds: float, objectives: Objectives) -> dict[str, float]:
+def figures_of(records: Sequence[Record], seconds: float, objectives: ObjectivesConfig) -> dict[str, float]:
     """Over the records of requests that arrived within `seconds`."""
     answered = [record for record in records if record.outcome == "answered"]
     outcomes = Counter(record.outcome or "open" for record in records)

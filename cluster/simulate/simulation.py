@@ -120,7 +120,9 @@ class Simulation:
         known = self._tenants.get(number)
         if known is None:
             sharing = Sharing(f"tenant-{number}", self._options.policy, None, _SERVER_KEY)
-            known = self._tenants[number] = SimulatedTenant(sharing.tenant_id, scope_of(sharing))
+            known = self._tenants[number] = SimulatedTenant(
+                sharing.tenant_id, scope_of(sharing), self._options.tenant_limits.weight or 1.0
+            )
         return known
 
     def report(self, wall_s: float) -> Report:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from actors.messages import ServiceClass
 from cluster.simulate.arrivals import arrival_times
 from cluster.simulate.events import Events
 from cluster.simulate.options import TrafficOptions
@@ -24,6 +25,7 @@ class Conversation:
     system: Hashable = None  # names its system prompt
     num_system: int = 0
     num_turns: int = 0
+    service_class: ServiceClass = "interactive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Traffic:
         random = np.random.default_rng((self._seed, 3, number))
         tenant = min(int(np.searchsorted(self._tenants, random.random())), options.tenants - 1)
         told = Conversation(number, tenant, random, np.empty(0, np.int32))
+        if options.batch_share and random.random() < options.batch_share:
+            told.service_class = "batch"
         if options.system_prompts:
             which = int(random.integers(options.system_prompts))
             told.text = self._texts.system(tenant, which, options.system_tokens)

@@ -32,7 +32,7 @@ from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig, load_config
 from cluster.simulate.events import Events
 from cluster.simulate.forward_time import MeasuredTimes
-from cluster.simulate.options import ForwardOptions, Objectives, SimulationOptions
+from cluster.simulate.options import ForwardOptions, SimulationOptions
 from cluster.simulate.records import figures_of
 from cluster.simulate.simulation import Simulation
 from cluster.simulate.texts import RecordedTexts
@@ -163,7 +163,7 @@ def run_simulated(
     for index, (concurrency, _) in enumerate(phases):
         began, ended = load.began[index], load.began[index + 1]
         records = [record for record in simulation.records if began <= record.arrived < ended]
-        found[concurrency] = figures_of(records, ended - began, Objectives()) | {"round_ms": spent[index] * 1e3}
+        found[concurrency] = figures_of(records, ended - began, options.objectives) | {"round_ms": spent[index] * 1e3}
         print(f"simulated, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
     return found
 

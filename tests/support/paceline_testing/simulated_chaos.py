@@ -43,7 +43,11 @@ def chaos_config(drawn: random.Random) -> ClusterConfig:
                 "block_size": drawn.choice([4, 16]),
             },
             "draft": {"workers": drawn.randint(1, 3), "gamma": 4, "model": drawn.choice(["auto", "none"])},
-            "router": {"max_running": drawn.choice([2, 8]), "max_waiting": drawn.choice([2, 16])},
+            "router": {
+                "max_running": drawn.choice([2, 8]),
+                "max_waiting": drawn.choice([2, 16]),
+                "objectives": drawn.choice([{}, {"interactive": {"ttft_s": 0.3, "tpot_s": 0.02}}]),
+            },
             "gateway": {"replicas": drawn.randint(1, 2), "request_timeout_s": drawn.choice([5.0, 60.0, 600.0])},
         }
     )
@@ -54,6 +58,7 @@ def chaos_options(seed: int, drawn: random.Random) -> SimulationOptions:
         "conversations_per_s": drawn.choice([0.5, 1.0, 3.0]),
         "arrivals": drawn.choice(["poisson", "gamma", "mmpp"]),
         "tenants": drawn.randint(1, 4),
+        "batch_share": drawn.choice([0.0, 0.5]),
         "turns": 2.0,
         "think_s": 1.0,
         "system_tokens": 16,
