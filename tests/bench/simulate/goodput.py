@@ -1,6 +1,6 @@
 """Requests within their objectives a second: with `router.objectives`, and in order of arrival.
 
-    python -m tests.bench.simulate.goodput [--seconds 150] [--loads 0.8 1.0 1.5 3.0] [--seed 0]
+    python -m tests.bench.simulate.goodput [--seconds 150] [--loads 0.8 1.0 1.5 3.0] [--retries 0]
 
 One group, exact; single requests of eight tenants by Zipf's law, half of them batch, in bursts (gamma gaps with a
 coefficient of variation of 2). The objectives are counted in both runs, and only the second router knows them. Capacity
@@ -78,11 +78,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--loads", type=float, nargs="+", default=list(BARS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--retries", type=int, default=0, help="of a refused request; its times count from the first")
     arguments = parser.parse_args()
     most = capacity(arguments.seconds / 2, arguments.seed)
     print(f"capacity: {most:.2f} requests a second", flush=True)
     for load in arguments.loads:
-        options = options_of(arguments.seconds, arguments.seed, conversations_per_s=load * most)
+        traffic = {"conversations_per_s": load * most, "retries": arguments.retries}
+        options = options_of(arguments.seconds, arguments.seed, **traffic)
         before, after = (run(config_of(has_objectives), options) for has_objectives in (False, True))
         rows = [(name, f"{before[name]:.2f}", f"{after[name]:.2f}") for name in before]
         print(plain_table(f"\n{load:g} times capacity", ("figure", "by arrival", "by objectives"), rows))

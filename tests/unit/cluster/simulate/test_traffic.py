@@ -7,7 +7,8 @@ import pytest
 
 from cluster.simulate.arrivals import arrival_times
 from cluster.simulate.events import Events, Server
-from cluster.simulate.options import TrafficOptions
+from cluster.simulate.options import SimulationOptions, TrafficOptions
+from cluster.simulate.records import Record
 from cluster.simulate.texts import PhraseTexts
 from cluster.simulate.traffic import Traffic
 
@@ -97,3 +98,17 @@ def test_texts_of_tenants_have_tokens_of_their_own():
         ):
             assert set(text.tolist()) <= set(texts.tokens_of(tenant))
     assert not set(texts.tokens_of(0)) & set(texts.tokens_of(1))
+
+
+def test_a_share_of_conversations_is_batch_and_held_to_its_own_objectives():
+    sent = []
+    options = TrafficOptions(clients=400, batch_share=0.25, tenants=2)
+    events = Events()
+    Traffic(events, options, PhraseTexts(1), 3, most_tokens=4000, send=sent.append)
+    events.run(0.1)
+    assert 70 <= sum(turn.conversation.service_class == "batch" for turn in sent) <= 130
+    objectives = SimulationOptions().objectives
+    for kind, ttft_s, is_good in (("interactive", 0.5, True), ("interactive", 9.0, False), ("batch", 9.0, True)):
+        record = Record(0, 1, 10, 1.0, kind, first_at=1.0 + ttft_s, ended_at=12.0, num_tokens=1)
+        record.outcome = "answered"
+        assert record.is_good(objectives) == is_good
