@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import deque
 from operator import attrgetter
 from typing import get_args
 
@@ -27,6 +28,7 @@ from cluster.router.step_time import StepTimeCurve
 
 _OLDEST_EVERY = 8  # places; one of so many goes to whoever has waited longest
 _KEPT = 0.98  # weight of earlier answers with each one that ends
+_MOST_RETURNS = 10_000  # known of a class: by then the longest time is told anyway
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
 _CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 
@@ -72,6 +74,7 @@ class ObjectiveScheduler(Scheduler):
         self._charged: dict[str, float] = {}  # tokens that a request's tenant has been charged for it
         self._kept: set[str] = set()  # requests that keep their places
         self._num_entered = 0
+        self._returns = {kind: deque[float](maxlen=_MOST_RETURNS) for kind in _CLASSES}  # of those who were refused
 
     # Who waits
 
@@ -118,15 +121,25 @@ class ObjectiveScheduler(Scheduler):
             if expected_s > AIMED * ttft_s >= alone_s:
                 raise ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
-                    _within_bounds(expected_s - AIMED * ttft_s),
+                    self._retry_after(kind, expected_s - AIMED * ttft_s, now),
                 )
         queued = self._num_queued_of(kind)
         if queued >= self._config.max_waiting:
-            rate = self._ends_per_s(kind, self._step_times.seconds(max(1, len(self.running))))
             raise Overloaded(
                 f"{queued} {kind} requests wait; the limit is {self._config.max_waiting}",
-                _within_bounds(max(1.0, queued / 2) / rate),
+                self._retry_after(kind, max(1.0, queued / 2) / self._ends_per_s(kind), now),
             )
+
+    def _retry_after(self, kind: ServiceClass, seconds: float, now: float) -> float:
+        """seconds: until there is room for one more. Those who were sent away before come back one after the other, as
+        places become free, and this one after them."""
+        returns = self._returns[kind]
+        while returns and returns[0] <= now:
+            returns.popleft()
+        in_turn_s = seconds + len(returns) / self._ends_per_s(kind)
+        retry_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
+        returns.append(now + retry_s)
+        return retry_s
 
     def _expected_first_token_s(self, sequence: Sequence, now: float) -> tuple[float, float]:
         """Seconds to a first token, with what is before it and alone."""
@@ -135,19 +148,22 @@ class ObjectiveScheduler(Scheduler):
         rank = self._rank(sequence, now, row_s)
         ahead = [other for other in (*self.paused, *self.waiting.values()) if self._rank(other, now, row_s) < rank]
         same = sum(other.request.service_class == kind for other in ahead)
-        round_s = self._step_times.seconds(max(1, len(self.running)))
         lacking = max(0, same + 1 - self._num_free(kind))  # places that must become free
         # Ends come at random: with a standard deviation more, five of six such requests are in time.
-        wait_s = (lacking + math.sqrt(lacking)) / self._ends_per_s(kind, round_s)
+        wait_s = (lacking + math.sqrt(lacking)) / self._ends_per_s(kind)
         running = [other for other in self.running if other.num_uncomputed > 1 and not self._is_behind(other, sequence)]
         backlog = sum(self._prompt_rows(other) for other in (*running, *ahead))
-        own = self._prompt_rows(sequence)
+        own, round_s = self._prompt_rows(sequence), self._round_s
         return first_token_s(wait_s, backlog, own, row_s, round_s), first_token_s(0.0, 0.0, own, row_s, round_s)
 
-    def _ends_per_s(self, kind: ServiceClass, round_s: float) -> float:
+    def _ends_per_s(self, kind: ServiceClass) -> float:
         """Before any has ended, as if answers were of usual length."""
         places, answers = self._config.max_running, self._answers[kind]
-        return self._rates[kind].per_second(places) or places * answers.pace / (answers.length * round_s)
+        return self._rates[kind].per_second(places) or places * answers.pace / (answers.length * self._round_s)
+
+    @property
+    def _round_s(self) -> float:
+        return self._step_times.seconds(max(1, len(self.running)))
 
     def _is_behind(self, other: Sequence, sequence: Sequence) -> bool:
         return self.gives_way(other) and not _is_batch(sequence)
@@ -285,7 +301,3 @@ class ObjectiveScheduler(Scheduler):
 
 def _is_batch(sequence: Sequence) -> bool:
     return sequence.request.service_class == "batch"
-
-
-def _within_bounds(seconds: float) -> float:
-    return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(seconds, 3)))

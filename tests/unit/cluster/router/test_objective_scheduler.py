@@ -116,6 +116,22 @@ def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_served_all_the
     assert last_rounds(serve(core, target.verify)) == ["long"]
 
 
+def test_those_who_are_refused_come_back_one_after_the_other():
+    core, target = make_core(ttft_s=1.0, max_running=2, seconds=lambda rows: 0.1)
+    clock = Clock(core, target)
+    for number in range(6):
+        core.add(request(f"warm {number}", tokens=10), clock.now)
+        clock.run(10)
+    told = []
+    for number in range(20):
+        try:
+            core.add(request(f"r{number}", tokens=10), clock.now)
+        except ObjectiveUnreachable as error:
+            told.append(error.retry_after_s)
+    assert told == sorted(told)
+    assert told[-1] - told[0] == pytest.approx(len(told) / 2, rel=0.4)  # two a second
+
+
 def test_batch_requests_do_not_fill_the_queue_of_interactive_ones():
     core, _ = make_core(max_running=1, max_waiting=2)
     for index in range(3):
