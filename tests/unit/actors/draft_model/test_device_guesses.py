@@ -113,8 +113,8 @@ def test_trees_of_a_parallel_model_are_the_same(triton_device):
 
 def test_sequences_under_the_rejection_rule_are_drafted_for_among_others(triton_device):
     samplings = [SamplingParams(1, temperature=1.0, acceptance="rejection"), SamplingParams(2, temperature=0.8)]
-    wanted = drafts("padded", triton_device, samplings, None)
-    assert drafts("triton_tree", triton_device, samplings, None) == wanted
+    wanted = drafts("padded", triton_device, samplings, None, num_nodes=5)
+    assert drafts("triton_tree", triton_device, samplings, None, num_nodes=5) == wanted
 
 
 def test_a_forward_takes_one_copy_up_and_one_down():

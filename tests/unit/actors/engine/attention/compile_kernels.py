@@ -108,12 +108,9 @@ def main() -> None:
             | dict.fromkeys(("context", "starts"), "*i64")
             | dict.fromkeys(FLOAT32, "fp32"),
         ),
-        product(90, 0, 64, 4096, 4096),
         product(90, 0, 64, 4096, 28672),
-        product(90, 32, 64, 4096, 4096),
         product(90, 32, 64, 4096, 28672),
         product(86, 0, 64, 4096, 4096),
-        product(86, 32, 64, 4096, 4096),
         product(86, 32, 64, 4096, 28672),
         product(80, 0, 64, 4000, 4096),
         product(80, 32, 64, 4000, 4096),

@@ -291,7 +291,7 @@ def test_the_kernels_compile_for_ampere_and_hopper(triton_device, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     program = [sys.executable, Path(__file__).with_name("compile_kernels.py")]
     lines = subprocess.run(program, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(lines) == 15
+    assert len(lines) == 12
     for line in map(json.loads, lines):
         assert line["shared"] <= line.get("limit", 99 << 10), line  # of a block, on the smallest of them
         assert line["spilled"] <= 128, line
