@@ -8,7 +8,6 @@ wrong with it, empty if nothing is.
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import struct
@@ -23,9 +22,8 @@ from actors.grammar.forced import forced_tokens
 from actors.grammar.limits import LIMITS
 
 _MOST_BYTES = 2 << 30  # of address space
-_NICE = 10  # rounds come first
 _STEPS = 8  # tokens
-_MOST_MASK_S = 0.2  # of processor time
+_MOST_STEP_S = 0.05  # of processor time, for a mask and the way behind a token
 _STACK_BYTES = 4 << 20  # less than a router's threads have
 
 
@@ -62,11 +60,13 @@ def _problem(matcher: LLMatcher, vocabulary: LLTokenizer) -> str:
         allowed = [] if matcher.is_error() else _tokens_in(matcher.compute_bitmask())
         if matcher.is_error():
             return matcher.get_error()
-        if time.process_time() - started > _MOST_MASK_S:
-            return f"the tokens that may follow are not found within {1e3 * _MOST_MASK_S:g} ms"
-        if matcher.is_stopped() or not allowed:
+        is_over = matcher.is_stopped() or not allowed
+        if not is_over:
+            matcher.consume_token(rng.choice(forced_tokens(matcher, vocabulary)[:1] or allowed))
+        if time.process_time() - started > _MOST_STEP_S:
+            return f"the tokens that may follow are not found within {1e3 * _MOST_STEP_S:g} ms"
+        if is_over:
             break
-        matcher.consume_token(rng.choice(forced_tokens(matcher, vocabulary)[:1] or allowed))
     return ""
 
 
@@ -77,7 +77,6 @@ def _tokens_in(mask: bytes) -> list[int]:
 
 
 def main() -> None:
-    os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_serve)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLTokenizer
 
 from actors.errors import InvalidRequest, Size
-from actors.grammar.checker import GrammarChecker
+from actors.grammar.checker import Checked, GrammarChecker
 from actors.grammar.limits import LIMITS
 from actors.grammar.matcher import GrammarMatcher
 from actors.grammar.refused_keywords import RefusedKeyword, refused_keyword, schema_of, schema_within
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 64  # grammars
 _FAILED_USES = 8  # requests that are refused before a grammar is tried again: a machine may have been busy
-_MOST_AGAIN_S = 0.05  # in which a grammar has been compiled that may be compiled again between rounds
+_MOST_AGAIN_S = 0.01  # in which a grammar has been compiled that may be compiled again between rounds
+_NICE = 10  # of a thread that compiles for long
 _MOST_REASON_CHARS = 200
 _MOST_VALUE_CHARS = 100
 _KNOWN_REASONS = {"NoExtensionBias": "it allows no answer at all"}
@@ -126,12 +130,12 @@ class Grammars:
             return found
 
     def _compile(self, text: str, vocabulary: _Vocabulary) -> _Compiled:
-        problem = "" if self._are_checked else vocabulary.checker.problem(text)
+        # Whether one that is checked elsewhere takes long is not known here, and nobody waits for it.
+        problem, takes_long = Checked("", True) if self._are_checked else vocabulary.checker.check(text)
         if not problem:
-            started_s = time.thread_time()
-            compiled = LLMatcher(vocabulary.tokens, text, log_level=0, limits=LIMITS)
+            compiled, seconds = _behind_others(vocabulary, text) if takes_long else _timed(vocabulary, text)
             if not compiled.is_error():
-                return _Compiled(compiled, is_quick=time.thread_time() - started_s < _MOST_AGAIN_S)
+                return _Compiled(compiled, is_quick=seconds < _MOST_AGAIN_S)
             problem = compiled.get_error()
         whole = schema_of(text)
         schema = schema_within(text, problem) if whole is None else whole
@@ -157,6 +161,23 @@ class Grammars:
         except ValueError as error:
             return f"{unfit} tokenizer that constraints can use: {error}"
         return _Vocabulary(tokens, GrammarChecker(text, self._vocab_size, self._eos_token_ids))
+
+
+def _timed(vocabulary: _Vocabulary, text: str) -> tuple[LLMatcher, float]:
+    """A compiled grammar, and the processor time that it took."""
+    started_s = time.thread_time()
+    return LLMatcher(vocabulary.tokens, text, log_level=0, limits=LIMITS), time.thread_time() - started_s
+
+
+def _behind_others(vocabulary: _Vocabulary, text: str) -> tuple[LLMatcher, float]:
+    """As `_timed`, in a thread that gives way to others: a thread may not take its niceness back."""
+    with ThreadPoolExecutor(1, initializer=_give_way) as thread:
+        return thread.submit(_timed, vocabulary, text).result()
+
+
+def _give_way() -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE))
 
 
 def _without_limits(backend: object) -> str:

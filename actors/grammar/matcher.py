@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from actors.draft_tree import DraftTree
 from actors.grammar.forced import forced_tokens
-from actors.grammar.limits import MOST_AHEAD_S
+from actors.grammar.limits import MASK_S_PER_ROUND, MOST_AHEAD_S, MOST_MASK_S_AHEAD
 from actors.messages import FREE_ROW, TokenMasks
 
 FORCED = 0.999  # probability of a forced token; the target draws no other
@@ -48,10 +48,14 @@ class _Looked:
     scout_at: _Path = ()  # where it stands
     # Processor time for what lies ahead. Masks are charged; all else takes a small part of their time.
     left_s: float = field(default_factory=lambda: MOST_AHEAD_S)
+    here_s: float = 0.0  # of processor time, for the mask behind the committed tokens
 
-    def charge(self, started_s: float) -> None:
-        """started_s: `time.thread_time()` before some work."""
-        self.left_s -= time.thread_time() - started_s
+    def charge(self, started_s: float, path: _Path) -> None:
+        """started_s: `time.thread_time()` before some work behind the path."""
+        taken_s = time.thread_time() - started_s
+        self.left_s -= taken_s
+        if not path:
+            self.here_s += taken_s
 
 
 class GrammarMatcher:
@@ -62,7 +66,8 @@ class GrammarMatcher:
 
     What may follow takes long to compute. It is remembered for all paths that were asked for, until there are more
     committed tokens: what a drafter has looked at, a round need not compute again. Behind drafts, no more is computed
-    when that has taken `MOST_AHEAD_S`: a grammar with slow masks has short drafts.
+    when that has taken `MOST_AHEAD_S`: a grammar with slow masks has short drafts. Where the masks behind committed
+    tokens take more than `MASK_S_PER_ROUND` for long, no token continues the answer: other answers wait for them.
 
     Copies of a compiled grammar share the states of its lexer, and a limit of their number. Where other answers or
     drafts have used them up, the answer goes on with a lexer of its own, and does not look ahead any more.
@@ -86,6 +91,7 @@ class GrammarMatcher:
         self._tokens = tokens
         self._vocab_size = vocab_size
         self._is_broken = False  # a mask could not be computed
+        self._left_s = MOST_MASK_S_AHEAD  # of processor time for the masks and ways of committed tokens
         self._looked = _Looked()
         self._ahead: _Path | None = None  # tokens that a copy has followed; None: it is no copy
         self._last = -1  # the last committed token
@@ -95,13 +101,18 @@ class GrammarMatcher:
         """Whether the tokens continue the answer. If not, the matcher is of no further use."""
         if self._ahead is None:
             self._note_choices(token_ids)
+            self._left_s = min(MOST_MASK_S_AHEAD, self._left_s + MASK_S_PER_ROUND - self._looked.here_s)
             self._looked = _Looked(left_s=0.0) if self._is_alone else _Looked()
         else:
             self._ahead += tuple(token_ids)
+        is_resumed = not self._followed  # then the tokens may be many, which another router has delivered
         self._followed += token_ids
-        if self._is_broken:
+        if self._is_broken or self._left_s < 0:
             return False
-        return self._matcher.consume_tokens(list(token_ids)) or self._goes_on_alone(self._matcher.get_error())
+        started_s = time.thread_time()
+        is_followed = self._matcher.consume_tokens(list(token_ids))
+        self._left_s -= 0.0 if is_resumed else time.thread_time() - started_s
+        return is_followed or self._goes_on_alone(self._matcher.get_error())
 
     def _goes_on_alone(self, error: str) -> bool:
         """Whether what failed with this error works with a lexer that nobody shares; then the matcher has one."""
@@ -181,7 +192,7 @@ class GrammarMatcher:
             return _mask_of_one(forced[0], self._vocab_size)
         started_s = time.thread_time()
         mask = _mask(self._matcher, self._vocab_size)
-        looked.charge(started_s)
+        looked.charge(started_s, path)
         if known is None and not self._matcher.is_error():
             looked.known[path] = mask
         return mask
@@ -298,7 +309,7 @@ class _Scout:
         matcher = self._stand(path)
         forced = forced_tokens(matcher, self._tokens)
         mask = b"" if forced else _mask(matcher, self._vocab_size)
-        looked.charge(started_s)
+        looked.charge(started_s, path)
         if forced:
             _note_forced(looked.known, path, forced)
             return forced[0]

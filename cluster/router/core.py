@@ -49,7 +49,7 @@ from cluster.router.head_drafting import HeadDrafting
 from cluster.router.load import AnswerCosts, router_load
 from cluster.router.objective_scheduler import ObjectiveScheduler
 from cluster.router.open_requests import OpenRequests
-from cluster.router.prefill_budget import prefill_rows, rows_within
+from cluster.router.prefill_budget import PromptRound, next_prefill_rows, prefill_rows, prompt_round, rows_within
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry, RoundSize, RouterEvent
 from cluster.router.scheduler import Scheduler, plan_entries
@@ -165,6 +165,7 @@ class RouterCore:
         self.soft_sharing = shared.soft_sharing
         self._open: Round | None = None
         self._assembled: Round | None = None  # the last one
+        self._prompts: PromptRound | None = None  # of the last round; None: it had none
         self._round_id = 0
         planner.warm_up()
         learning.warm_up()
@@ -309,7 +310,7 @@ class RouterCore:
         decoding = sum(sequence.num_uncomputed <= 1 for sequence in sequences)
         if decoding == len(sequences):
             return 0
-        rows = prefill_rows(self.step_times, decoding, self._config.max_prefill_rows)
+        rows = next_prefill_rows(self.step_times, decoding, self._config.max_prefill_rows, self._prompts)
         return rows_within(self.step_times, decoding, rows, limit_s)
 
     def exchange(self, now: float) -> None:
@@ -413,6 +414,7 @@ class RouterCore:
         self.counters.count_round(result)
         if not result.is_new_shape:
             self.step_times.observe(result.rows, result.elapsed_s)
+        self._prompts = prompt_round(round.entries, result)
         taken = self._verdicts.take(round, result, now)
         self._learn(round, result, taken.emitted, now)
         self.ahead.observe(round, result, taken.emitted, now)

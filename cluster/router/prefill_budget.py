@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 
 from actors.engine.options import RoundLimits
+from actors.messages import VerifyResult
 from cluster.config import MOST_PREFILL_ROWS, RouterConfig, SpeculationConfig
 from cluster.router.draft_budget import most_draft_rows
+from cluster.router.round import RoundEntry
 from cluster.router.step_time import StepTimeCurve
 
 _USUAL_ROWS = 256
 _LEAST_ROWS = 8  # beside sequences that decode, on a slow target
-_UNNOTICED_S = 0.1  # a round that short disturbs nobody who reads a stream
-_MOST_SLOWDOWN = 4.0  # of a round that decodes, by the prompts beside it
+_UNNOTICED_S = 0.15  # a round that short disturbs nobody who reads a stream
+_MOST_SLOWDOWN = 4.0  # of a short round that decodes, by the prompts beside it
+_MOST_LONG_SLOWDOWN = 2.0  # of a longer one: prompts get half of the time at least
+_LONGEST_ALONE_S = 1.0  # of more rows than usual where nobody decodes: who comes next waits for the round
 _WORTH_DOUBLING = 1.8  # times as long for twice the rows: below, a prompt is sooner computed in larger rounds
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRound:
+    """What a round with prompts took."""
+
+    rows: int  # of prompts
+    seconds: float
 
 
 def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) -> int:
     """Prompt rows of a round with `decoding` sequences that decode. given: router.max_prefill_rows.
 
     Unless given, a power of two from 256 on. It is doubled as long as that makes rows cheaper and lets those who
-    decode wait at most four times as long as without prompts. Where 256 rows let them wait longer than that, and longer
-    than a tenth of a second, there are fewer, 8 at least.
+    decode wait at most four times as long as without prompts, or without them those who come meanwhile one second.
+    Where 256 rows let those who decode wait longer than 0.15 seconds and twice as long as without prompts, there are
+    fewer, 8 at least.
     """
     if given is not None:
         return given
-    longest_s = _MOST_SLOWDOWN * step_times.seconds(decoding) if decoding else inf
+    longest_s = _longest_s(step_times, decoding)
     rows = _USUAL_ROWS
-    while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > max(longest_s, _UNNOTICED_S):
+    while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > longest_s:
         rows //= 2
     if rows < _USUAL_ROWS:
         return rows
+    longest_s = min(longest_s, _MOST_SLOWDOWN * step_times.seconds(decoding)) if decoding else _LONGEST_ALONE_S
     seconds = step_times.seconds(decoding + rows)
     while rows < MOST_PREFILL_ROWS:
         doubled_s = step_times.seconds(decoding + 2 * rows)
@@ -40,11 +56,43 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
     return rows
 
 
+def next_prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None, last: PromptRound | None) -> int:
+    """As `prefill_rows`, at most as many as the last round lets expect to be in time. last: None: it had no prompts.
+
+    A row takes longer the more tokens come before it, which times by rows do not tell. So on a slow target prompts
+    begin with few rows, and have up to twice as many in each further round.
+    """
+    rows = prefill_rows(step_times, decoding, given)
+    if given is not None or not decoding or rows >= _USUAL_ROWS:
+        return rows
+    if last is None:
+        return _LEAST_ROWS
+    rows = min(rows, max(_LEAST_ROWS, 1 << last.rows.bit_length()))
+    decoding_s = min(step_times.seconds(decoding), last.seconds)
+    row_s = (last.seconds - decoding_s) / max(1, last.rows)
+    while rows > _LEAST_ROWS and decoding_s + rows * row_s > _longest_s(step_times, decoding):
+        rows //= 2
+    return rows
+
+
 def rows_within(step_times: StepTimeCurve, decoding: int, rows: int, limit_s: float) -> int:
     """As many of the prompt rows as a round of limit_s has time for, or a few, so that prompts go on."""
     while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > limit_s:
         rows //= 2
     return rows
+
+
+def prompt_round(entries: Iterable[RoundEntry], result: VerifyResult) -> PromptRound | None:
+    """What the round took; None: it had no prompts."""
+    planned = sum(entry.rows for entry in entries if entry.rows > 1 or not entry.emits)
+    if not planned:
+        return None
+    return PromptRound(min(planned, result.rows), result.elapsed_s)  # some may have been in a cache
+
+
+def _longest_s(step_times: StepTimeCurve, decoding: int) -> float:
+    """The longest round that sequences which decode are to wait for."""
+    return max(_UNNOTICED_S, _MOST_LONG_SLOWDOWN * step_times.seconds(decoding)) if decoding else inf
 
 
 def round_limits(router: RouterConfig, speculation: SpeculationConfig) -> RoundLimits:
