@@ -360,7 +360,7 @@ class TestTensorParallelCluster:
     @pytest.fixture(scope="class")
     def cluster(self, ray_here, ports, model_dirs):
         with running(
-            model_dirs, ports, exact="default", tensor_parallel=2, draft_workers=0, health_timeout_s=2.0
+            model_dirs, ports, exact="default", tensor_parallel=2, draft_workers=0, health_timeout_s=1.0
         ) as cluster:
             yield cluster
 

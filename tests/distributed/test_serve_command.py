@@ -66,7 +66,8 @@ def assert_ends(server: subprocess.Popen[str], started: list[psutil.Process]) ->
 
 
 def test_nothing_is_left_of_a_server_that_has_answered_and_gets_ctrl_c(model_dir):
-    with serving(model_dir, "target.device=cpu", "target.kv_cache_tokens=8192") as (server, http_port):
+    options = ("target.device=cpu", "target.kv_cache_tokens=8192", "gateway.replicas=1")
+    with serving(model_dir, *options) as (server, http_port):
         started = wait_for_line(server, "ready")
         body = {"prompt": PROMPTS[0], "max_tokens": 4, "ignore_eos": True}
         answer = httpx.post(f"http://127.0.0.1:{http_port}/v1/completions", json=body, timeout=60)
