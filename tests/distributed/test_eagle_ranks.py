@@ -25,7 +25,7 @@ from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, save_
 VOCAB = 131  # ranks have 66 and 65
 PROMPTS = ([5, 9, 33, 2], list(range(40, 52)))
 SAMPLINGS = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.7, top_p=0.9))
-ROUNDS = 4  # the first two of them for the longer prompt
+ROUNDS = 3  # the first two of them for the longer prompt
 # EAGLE-1 has the target's output layer; the last has an embedding of its own, so it computes without the other rank.
 HEADS = {"eagle": {}, "eagle3": {}, "eagle3 reduced": {"draft_vocab_size": 70}, "eagle3 alone": {}}
 
@@ -99,7 +99,7 @@ def run_rank(rank: int, ring, answers, path: Path, head: str, attention: str, fa
     plain = engine.eagle_head.propose
 
     def propose(asked):
-        if fails and rank == 1 and len(own) > 2:
+        if fails and rank == 1 and own:
             raise RuntimeError("injected")
         own.extend(trees := plain(asked))
         return trees
