@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GptOssConfig
 
 from actors.build import build_target_engine
-from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.engine.rank_group import LeadingRank, follow
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel
@@ -19,6 +18,7 @@ from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.integrity import check_integrity
+from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 
 VOCAB = 97
 PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
@@ -87,12 +87,7 @@ def decode(engine, wanted: list[list[int]], num_right: int | None) -> tuple[list
     return [text[: len(whole)] for text, whole in zip(texts, wanted, strict=True)], accepted
 
 
-def run_rank(path: Path, rank: int, wanted, ports, answers) -> None:
-    torch.set_num_threads(1)
-    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    if rank == 0:
-        ports.put(meeting.port)
-    ring = join_group(meeting, rank, 2, "cpu", 60.0)
+def run_rank(rank: int, ring, answers, path: Path, wanted) -> None:
     engine = build_target_engine(ModelSource("tiny", "tiny", path), options_of(2), rank=rank)
     if rank == 0:
         leading = LeadingRank(engine, ring)
@@ -103,7 +98,6 @@ def run_rank(path: Path, rank: int, wanted, ports, answers) -> None:
         answers.put([tuple(attention.sinks.shape), tuple(engine.model.model.layers[0].mlp.experts.down_proj.shape)])
         follow(engine, ring)
     check_integrity(engine)
-    leave_group()
 
 
 @pytest.mark.slow
@@ -112,15 +106,8 @@ def test_two_ranks_say_what_one_and_the_unpatched_model_say(model_dir, wanted):
     alone = build_target_engine(ModelSource("tiny", "tiny", model_dir), options_of(1))
     assert decode(alone, wanted, None) == (wanted, 0)
 
-    context = multiprocessing.get_context("spawn")
-    ports, answers = context.Queue(), context.Queue()
-    ranks = [context.Process(target=run_rank, args=(model_dir, rank, wanted, ports, answers)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    found = [answers.get(timeout=180) for _ in ranks]
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    with ranks_at_work(2, run_rank, model_dir, wanted) as answers:
+        found = [answers.get(timeout=ANSWER_WITHIN_S) for _ in range(2)]
     shapes = next(answer for answer in found if isinstance(answer, list))
     texts, accepted = next(answer for answer in found if isinstance(answer, tuple))
     assert texts == wanted

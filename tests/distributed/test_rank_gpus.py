@@ -18,6 +18,8 @@ from actors.workers.gpus import rank_device, use_device
 from actors.workers.target_group import rank_options
 from cluster.cli.ray_connection import gpus_of_nodes
 
+PATIENCE_S = 120.0
+
 
 class Rank:
     """What `TargetRank` finds before it loads anything."""
@@ -55,31 +57,34 @@ def ranks_of(options: TargetGroupOptions) -> Iterator[list[ActorHandle]]:
         remove_placement_group(group)
 
 
-@pytest.mark.parametrize("ranks", [3])
-def test_each_rank_sees_all_gpus_and_takes_the_one_that_ray_has_assigned_to_it(ray_here, ranks):
-    with ranks_of(TargetGroupOptions(device="cuda", tensor_parallel=ranks)) as actors:
-        places = ray.get([actor.place.remote() for actor in actors], timeout=120)
-    indices = [place["assigned"] for place in places]
-    assert len(set(indices)) == ranks
-    assert set(indices) <= {"0", "1", "2", "3"}
-    for place, index in zip(places, indices, strict=True):
-        assert place["visible"] == os.environ.get("CUDA_VISIBLE_DEVICES")  # Ray has hidden none
-        assert place["device"] == f"cuda:{index}"
-        assert place["local rank"] == index
+def check_places(places: list[dict[str, str | None]]) -> None:
+    """Each has a GPU of its own, though Ray has hidden none."""
+    for place in places:
+        assert place["visible"] == os.environ.get("CUDA_VISIBLE_DEVICES")
+        assert place["device"] == f"cuda:{place['assigned']}"
+        assert place["local rank"] == place["assigned"]
+    indices = {place["assigned"] for place in places}
+    assert len(indices) == len(places)
+    assert indices <= {"0", "1", "2", "3"}
+
+
+def test_each_rank_sees_all_gpus_and_takes_the_one_that_ray_has_assigned_to_it(ray_here):
+    with ranks_of(TargetGroupOptions(device="cuda", tensor_parallel=2)) as actors:
+        check_places(ray.get([actor.place.remote() for actor in actors], timeout=PATIENCE_S))
 
 
 def test_the_gpus_of_each_node_are_counted(ray_here):
     assert gpus_of_nodes() == [4]
 
 
+@pytest.mark.slow  # eight processes; which shares they have, and which device a rank takes, is tested without them
 def test_ranks_and_draft_workers_share_the_gpus_of_a_node_that_has_none_left(ray_here):
     shares = share_gpus([4], GpuDemand(1, 4, 4), GpuDemand(1, 4, 4))
     assert shares is not None
     with ranks_of(TargetGroupOptions(device="cuda", tensor_parallel=4, gpus=shares.rank)) as actors:
         workers = [ray.remote(DraftWorker).options(num_cpus=0, num_gpus=shares.draft).remote() for _ in range(4)]
-        of_ranks = ray.get([actor.place.remote() for actor in actors], timeout=120)
-        of_workers = ray.get([worker.gpus.remote() for worker in workers], timeout=120)
+        check_places(ray.get([actor.place.remote() for actor in actors], timeout=PATIENCE_S))
+        of_workers = ray.get([worker.gpus.remote() for worker in workers], timeout=PATIENCE_S)
         for worker in workers:
             ray.kill(worker)
-    assert sorted(place["device"] for place in of_ranks) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert sorted(of_workers) == [["0"], ["1"], ["2"], ["3"]]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from actors.build import build_target_engine
 from actors.engine import model_runner
-from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.engine.rank_group import LeadingRank, follow
 from actors.errors import LinkError
 from actors.messages import (
     RoundMasks,
@@ -28,6 +26,7 @@ from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.integrity import check_integrity
+from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = ([5, 9, 33, 2], [7], [40, 41])
@@ -85,14 +84,9 @@ def decode(engine: Any, vocab_size: int, steps: int, *, loses_masks: bool = Fals
     return [text[: len(prompt) + steps] for text, prompt in zip(texts, PROMPTS, strict=True)]
 
 
-def run_rank(path: Path, rank: int, ports: Any, answers: Any, draws_on_device: bool, steps: int) -> None:
-    torch.set_num_threads(1)
+def run_rank(rank: int, ring: Any, answers: Any, path: Path, draws_on_device: bool, steps: int) -> None:
     if draws_on_device:
         model_runner.choose_attention = lambda device: "triton_tree"
-    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    if rank == 0:
-        ports.put(meeting.port)
-    ring = join_group(meeting, rank, 2, "cpu", 60.0)
     options = OPTIONS.model_copy(update={"tensor_parallel": 2})
     engine = build_target_engine(ModelSource("tiny", "tiny", path), options, rank=rank)
     if rank == 0:
@@ -103,24 +97,13 @@ def run_rank(path: Path, rank: int, ports: Any, answers: Any, draws_on_device: b
         follow(engine, ring)
     check_integrity(engine)
     assert engine.num_sequences == len(PROMPTS)
-    leave_group()
 
 
 @pytest.mark.parametrize(("draws_on_device", "steps"), [(False, 12), (True, 5)])
-def test_two_ranks_draw_within_masks_and_outlive_a_round_without_them(tmp_path, monkeypatch, draws_on_device, steps):
+def test_two_ranks_draw_within_masks_and_outlive_a_round_without_them(tmp_path, draws_on_device, steps):
     model_dir = save_tiny_model(tmp_path, "llama", 5, layers=2, hidden_size=64, heads=4, kv_heads=2)
     alone, again = (build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS) for _ in range(2))
     wanted = decode(alone, alone.vocab_size, steps)
     assert decode(again, again.vocab_size, steps, loses_masks=True) == wanted
-    if draws_on_device:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-    context = multiprocessing.get_context("spawn")
-    ports, answers = context.Queue(), context.Queue()
-    arguments = (ports, answers, draws_on_device, steps)
-    ranks = [context.Process(target=run_rank, args=(model_dir, rank, *arguments)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    assert answers.get(timeout=180) == wanted
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    with ranks_at_work(2, run_rank, model_dir, draws_on_device, steps) as answers:
+        assert answers.get(timeout=ANSWER_WITHIN_S) == wanted

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from actors.build import build_target_engine
 from actors.draft_tree import DraftTree
-from actors.engine.rank_group import LeadingRank, find_meeting, follow, join_group, leave_group, open_meeting
+from actors.engine.rank_group import LeadingRank, follow
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.random_model import random_model
 from actors.models.source import ModelSource
 from actors.models.tiny_config import config_of_type, tiny_config
 from actors.options import TargetGroupOptions
 from paceline_testing.integrity import check_integrity
+from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 
 KINDS = [
     "qwen3_next",
@@ -75,12 +74,7 @@ def decode_twice(engine) -> tuple[list[list[int]], int, int]:
     return plain, sum(cached), accepted
 
 
-def run_rank(path: Path, rank: int, ports, answers) -> None:
-    torch.set_num_threads(1)
-    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    if rank == 0:
-        ports.put(meeting.port)
-    ring = join_group(meeting, rank, 2, "cpu", 60.0)
+def run_rank(rank: int, ring, answers, path: Path) -> None:
     engine = build_target_engine(ModelSource("tiny", "tiny", path), options_of(2), rank=rank)
     if rank == 0:
         leading = LeadingRank(engine, ring)
@@ -89,22 +83,13 @@ def run_rank(path: Path, rank: int, ports, answers) -> None:
     else:
         follow(engine, ring)
     check_integrity(engine)
-    leave_group()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_give_the_tokens_of_one(tmp_path, kind):
     random_model(tiny_config(config_of_type(kind))).save_pretrained(tmp_path)
     wanted = decode_twice(build_target_engine(ModelSource("tiny", "tiny", tmp_path), options_of(1)))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["actors.build", "actors.engine.rank_group", "transformers.models.llama"])
-    ports, answers = context.Queue(), context.Queue()
-    ranks = [context.Process(target=run_rank, args=(tmp_path, rank, ports, answers)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    assert answers.get(timeout=180) == wanted
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    with ranks_at_work(2, run_rank, tmp_path) as answers:
+        assert answers.get(timeout=ANSWER_WITHIN_S) == wanted
     assert wanted[1] > 0
     assert wanted[2] > 0

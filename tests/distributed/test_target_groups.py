@@ -135,6 +135,15 @@ def two_groups(cluster):
     return cluster
 
 
+@pytest.fixture(scope="module")
+def held_groups(two_groups):
+    """Both are held by hand, and the load is over."""
+    done = scale("target", "--groups", "2")
+    assert done.stdout == "target groups: 2 running, 2 wanted\n"
+    two_groups.let_go()
+    return two_groups
+
+
 def test_both_groups_serve_each_through_a_router_of_its_own(two_groups):
     # Who does not answer soon, as on a busy machine, is left out of a page.
     def ids(label: str, page: str) -> set[str]:
@@ -171,61 +180,17 @@ def labels_of(page: str) -> set[tuple[str, str]]:
     return found
 
 
-def test_streams_of_a_router_that_is_killed_go_on_through_the_other(two_groups):
-    routers = ray_processes(f"ServeReplica:{APPLICATION}:Router")
-    assert len(routers) == 2
-    two_groups.stream_all(lambda: os.kill(routers[0], signal.SIGKILL))
-    wait_for(lambda: two_groups.num_groups() == 2, "a router for the group that is left")
-
-
-def test_streams_on_a_group_that_is_killed_go_on_with_the_other(two_groups):
-    ranks = ray_processes("TargetRank")
-    assert len(ranks) == 2
-    two_groups.stream_all(lambda: os.kill(ranks[0], signal.SIGKILL))
-    wait_for(lambda: two_groups.num_groups() == 2, "another group")
-
-
-def test_by_hand_a_group_goes_and_comes_under_load_and_no_stream_breaks(two_groups):
-    def one_group() -> None:
-        done = scale("target", "--groups", "1", "--wait-s", "200")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "target groups: 2 running, 1 wanted\ntarget groups: 1 running\n"
-
-    two_groups.stream_all(one_group)
-    num_served = len(two_groups.served)
-    wait_for(lambda: len(two_groups.served) > num_served + 10, "answers of the group that is left")
-    assert two_groups.num_groups() == 1  # the load would have two
-    done = scale("target", "--groups", "auto")
-    assert done.stdout == "target groups: 1 running, from now on as the load asks for\n"
-    wait_for(lambda: two_groups.num_groups() == 2, "the second group")
-
-
-def test_the_second_group_goes_with_the_load_and_no_request_is_lost(two_groups):
-    num_served = len(two_groups.served)
-    wait_for(lambda: len(two_groups.served) > num_served, "an answer")
-    two_groups.let_go()
-    wait_for(lambda: two_groups.num_groups() == 1, "the end of the second group")
-    wait_for(lambda: len(ray_processes("TargetRank")) == 1, "the end of its process")
-    two_groups.stream_all(lambda: None)
-    page = two_groups.page()
-    assert value_of(page, "paceline_request_failure_total") == 0
-
-
-def test_conversations_come_back_to_the_router_that_has_their_prefix(two_groups):
+def test_conversations_come_back_to_the_router_that_has_their_prefix(held_groups):
     """Four conversations take turns at two gateways, so that neither sees all of them: nearly all of each prompt that
     can be is taken from the prefix cache. A router chosen by chance has it half of the time."""
-    assert scale("target", "--groups", "2").returncode == 0
-    wait_for(lambda: two_groups.num_groups() == 2, "the second group")
     prompts = [f"{number} " + word * 60 for number, word in enumerate(("oak ", "elm ", "ash ", "fir "))]
     shares: list[float] = []  # of each turn's prompts, from the cache
     with httpx.Client(timeout=240) as client:
-        while len(shares) < 4 or (
-            min(shares[-3:]) < 0.9 and len(shares) < 25
-        ):  # gateways hear a new router after a while
+        while len(shares) < 4 or (min(shares[-3:]) < 0.9 and len(shares) < 25):
             cached = possible = 0
             for index, prompt in enumerate(prompts):
                 body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-                answer = client.post(f"{two_groups.url}/v1/completions", json=body).json()
+                answer = client.post(f"{held_groups.url}/v1/completions", json=body).json()
                 cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
                 possible += len(prompt) - 20
                 prompts[index] = prompt + answer["choices"][0]["text"] + " and on"
@@ -234,8 +199,52 @@ def test_conversations_come_back_to_the_router_that_has_their_prefix(two_groups)
     assert min(shares[-3:]) >= 0.9, shares
 
 
-def test_all_answers_of_one_request_come(two_groups):
+def test_all_answers_of_one_request_come(held_groups):
     """Each is a call of its own, routed at the same time as the others."""
     body = {"prompt": "one of many", "max_tokens": 8, "n": 6, "temperature": 1.0}
-    answer = httpx.post(f"{two_groups.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{held_groups.url}/v1/completions", json=body, timeout=60)
     assert len(answer.json()["choices"]) == 6
+
+
+@pytest.mark.slow  # the same with one router is in test_cluster.py, with the router alone in test_gateway_serve.py
+def test_streams_of_a_router_that_is_killed_go_on_through_the_other(held_groups):
+    routers = ray_processes(f"ServeReplica:{APPLICATION}:Router")
+    assert len(routers) == 2
+    held_groups.stream_all(lambda: os.kill(routers[0], signal.SIGKILL))
+    wait_for(lambda: held_groups.num_groups() == 2, "a router for the group that is left")
+
+
+def test_streams_on_a_group_that_is_killed_go_on_with_the_other(held_groups):
+    ranks = ray_processes("TargetRank")
+    assert len(ranks) == 2
+    held_groups.stream_all(lambda: os.kill(ranks[0], signal.SIGKILL))
+    wait_for(lambda: len(set(ray_processes("TargetRank")) - {ranks[0]}) == 2, "another group")
+    wait_for(lambda: held_groups.num_groups() == 2, "its readiness")
+
+
+def test_by_hand_a_group_goes_and_no_stream_breaks(held_groups):
+    def one_group() -> None:
+        done = scale("target", "--groups", "1", "--wait-s", "200")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "target groups: 2 running, 1 wanted\ntarget groups: 1 running\n"
+
+    held_groups.stream_all(one_group)
+    wait_for(lambda: len(ray_processes("TargetRank")) == 1, "the end of its process")
+    held_groups.stream_all(lambda: None)
+    assert value_of(held_groups.page(), "paceline_request_failure_total") == 0
+
+
+@pytest.mark.slow  # the second group has come under load before
+def test_after_that_the_second_group_comes_and_goes_with_the_load_and_no_request_is_lost(held_groups):
+    held_groups.keep_busy()
+    num_served = len(held_groups.served)
+    wait_for(lambda: len(held_groups.served) > num_served + 10, "answers of the group that is left")
+    assert held_groups.num_groups() == 1  # the load would have two
+    done = scale("target", "--groups", "auto")
+    assert done.stdout == "target groups: 1 running, from now on as the load asks for\n"
+    wait_for(lambda: held_groups.num_groups() == 2, "the second group")
+    held_groups.let_go()
+    wait_for(lambda: held_groups.num_groups() == 1, "the end of the second group")
+    wait_for(lambda: len(ray_processes("TargetRank")) == 1, "the end of its process")
+    held_groups.stream_all(lambda: None)
+    assert value_of(held_groups.page(), "paceline_request_failure_total") == 0

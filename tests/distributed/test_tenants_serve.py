@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
+from actors.errors import InvalidRequest
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.answers.streams import SIZES
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
@@ -103,7 +105,9 @@ def cluster(ray_here, tmp_path_factory):
 
 @pytest.fixture
 def http(cluster):
-    with httpx.Client(base_url=f"http://127.0.0.1:{cluster.values['http_port']}", timeout=60) as client:
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{cluster.values['http_port']}", timeout=150
+    ) as client:  # while the group starts
         yield client
 
 
@@ -115,6 +119,8 @@ def stub(cluster):
 
 def new_key(cluster, http, name, **fields):
     """Key of a tenant that is added while the cluster runs; waits until the gateway knows it."""
+    with suppress(InvalidRequest):  # this test's first run has failed
+        cluster.admin.remove(name)
     key = cluster.admin.add(name, fields).key
     wait_for(lambda: http.get("/v1/nothing", headers=bearer(key)).status_code != 401, "the key")
     return key

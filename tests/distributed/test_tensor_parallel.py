@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import functools
 import os
 import shutil
 import signal
@@ -23,16 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from actors.build import build_target_engine
 from actors.engine import model_runner
-from actors.engine.rank_group import (
-    LeadingRank,
-    begin_rounds,
-    find_meeting,
-    follow,
-    join_group,
-    least_of_ranks,
-    leave_group,
-    open_meeting,
-)
+from actors.engine.rank_group import LeadingRank, begin_rounds, follow, least_of_ranks, open_meeting
 from actors.errors import EngineBroken, ModelError, Unavailable
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel, load_model
@@ -45,14 +36,15 @@ from actors.workers.target_group import RankHealth, TargetGroup
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.free_ports import free_ports
 from paceline_testing.integrity import check_integrity
+from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 from paceline_testing.tiny_models import save_tiny_model
 
-PROMPTS = ([5, 9, 33, 2], list(range(40, 63)), [7])
+PROMPTS = ([5, 9, 33, 2], list(range(40, 51)), [7])  # the second comes in two chunks
 SAMPLING = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0.8, top_p=0.9), SamplingParams(3))
 STEPS = 8
 ADJUSTED = (
     SamplingParams(1, temperature=0.0, logit_bias=((190, 2.0), (3, 2.0), (66, -9.0))),
-    SamplingParams(2, temperature=0.8, repetition_penalty=1.3),
+    SamplingParams(2, temperature=0.8, top_p=0.9, repetition_penalty=1.3),
     SamplingParams(3, frequency_penalty=0.5),
 )
 # Of nearly all tokens, which are more than the ranks' leaders; the last needs none.
@@ -119,20 +111,20 @@ def be_late(engine) -> None:
 
 
 def run_rank(
-    path: Path,
     rank: int,
-    ports,
+    ring,
     answers,
+    path: Path,
+    num_ranks: int,
+    *,
     faults: dict[int, int] | None = None,
     quantization: Quantization = "none",
     samplings: tuple[SamplingParams, ...] | None = None,
-    num_ranks: int = 3,
     sleepy: int | None = None,
     steps: int = STEPS,
 ) -> None:
     """faults: number of the collective that fails, by rank. samplings: of rounds as on a device; None: as on the host.
     sleepy: the rank that is late in every round."""
-    torch.set_num_threads(1)
     if samplings is not None:
         model_runner.choose_attention = lambda device: "triton_tree"
     gathered: list[int] = []  # rows of logits
@@ -142,13 +134,6 @@ def run_rank(
         return plain(self, logits)
 
     VocabularyShard.gather = gather
-    if rank == 0:
-        meeting = open_meeting("127.0.0.1", 60.0)
-        for _ in range(num_ranks - 1):
-            ports.put(meeting.port)
-    else:
-        meeting = find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    ring = join_group(meeting, rank, num_ranks, "cpu", 60.0)
     source = ModelSource("tiny", "tiny", path)
     # The ranks have memory for pools of 32, 64 and 128 blocks.
     options = OPTIONS.model_copy(
@@ -180,7 +165,6 @@ def run_rank(
             assert faults
             os._exit(0)
         check_integrity(engine)
-    leave_group()
 
 
 class LogitBits:
@@ -207,19 +191,12 @@ class LogitBits:
         engine._rounds._logits = logits_of
 
 
-def compute_bitwise(path: Path, rank: int, ports, said) -> None:
+def compute_bitwise(rank: int, ring, said, path: Path) -> None:
     """One of three ranks that decode three prompts together, with trees, and then each alone, without."""
-    torch.set_num_threads(1)
-    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    if rank == 0:
-        ports.put(meeting.port)
-        ports.put(meeting.port)
-    ring = join_group(meeting, rank, 3, "cpu", 60.0)
     options = OPTIONS.model_copy(update={"tensor_parallel": 3, "exact": "bitwise"})
     engine = build_target_engine(ModelSource("tiny", "tiny", path), options, rank=rank)
     if rank:
         follow(engine, ring)
-        leave_group()
         return
     bits, leading = LogitBits(engine), LeadingRank(engine, ring)
     together = decode(leading)
@@ -233,29 +210,11 @@ def compute_bitwise(path: Path, rank: int, ports, said) -> None:
         assert tokens[len(prompt) :] == together[index]
     said.put([len(different) for different in bits.found.values()])
     leading.stop()
-    leave_group()
 
 
-def of_imported() -> multiprocessing.context.ForkServerContext:
-    """Children of a process that has imported all this start in no time; it has the environment of the first test."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["actors.build", "actors.engine.rank_group", "transformers.models.llama"])
-    return context
-
-
-@contextlib.contextmanager
-def ranks_at_work(model_dir: Path, *more: object):
-    """Three processes, or as many as the fifth argument says, that end well; and the queue of rank 0's answers."""
-    count = more[3] if len(more) > 3 else 3
-    context = of_imported() if more and more[0] else multiprocessing.get_context("spawn")
-    ports, answers = context.Queue(), context.Queue()
-    ranks = [context.Process(target=run_rank, args=(model_dir, rank, ports, answers, *more)) for rank in range(count)]
-    for process in ranks:
-        process.start()
-    yield answers
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0] * count
+def decoding_ranks(model_dir: Path, count: int = 3, **options: object) -> contextlib.AbstractContextManager:
+    """Ranks that end well; the queue of rank 0's answers."""
+    return ranks_at_work(count, functools.partial(run_rank, path=model_dir, num_ranks=count, **options))
 
 
 @pytest.fixture(scope="module")
@@ -263,76 +222,53 @@ def model_dir(tmp_path_factory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny"), "llama", 5, layers=3, hidden_size=96, heads=6, kv_heads=3)
 
 
-def test_three_ranks_give_the_tokens_of_one(model_dir):
+def test_three_ranks_of_which_one_is_always_late_give_the_tokens_of_one(model_dir):
     alone = build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS)
     wanted = decode(alone)
     assert any(len(set(output)) > 2 for output in wanted)
 
-    with ranks_at_work(model_dir) as answers:
-        got, *_ = answers.get(timeout=180)
+    with decoding_ranks(model_dir, sleepy=1) as answers:
+        got, *_ = answers.get(timeout=ANSWER_WITHIN_S)
     assert got == wanted
 
 
-def test_bitwise_logits_of_three_ranks_do_not_depend_on_company_or_tree(tmp_path):
-    model_dir = save_tiny_model(tmp_path, "llama", 5, layers=3, hidden_size=96, heads=6, kv_heads=3)
-    context = of_imported()
-    ports, said = context.Queue(), context.Queue()
-    ranks = [context.Process(target=compute_bitwise, args=(model_dir, rank, ports, said)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    counts = said.get(timeout=180)
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0] * 3
+def test_bitwise_logits_of_three_ranks_do_not_depend_on_company_or_tree(model_dir):
+    with ranks_at_work(3, compute_bitwise, model_dir) as said:
+        counts = said.get(timeout=ANSWER_WITHIN_S)
     assert len(counts) > 60
     assert set(counts) == {1}
 
 
 @pytest.fixture(scope="module")
-def divisible_dir(tmp_path_factory) -> Path:
-    """A model for two and for three ranks."""
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"), "llama", 5, layers=3, hidden_size=96, heads=6, kv_heads=6)
+def two_ranks_dir(tmp_path_factory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), "llama", 5, layers=2, hidden_size=64, heads=4, kv_heads=2)
 
 
 @pytest.mark.parametrize(
-    ("samplings", "ranks"),
+    "samplings",
     [
-        pytest.param(ADJUSTED, 2, id="adjusted-2"),
-        pytest.param(ADJUSTED, 3, id="adjusted-3", marks=pytest.mark.slow),
-        pytest.param(SAMPLING, 2, id="truncated-2"),
-        pytest.param(SAMPLING, 3, id="truncated-3", marks=pytest.mark.slow),
-        pytest.param(WIDE, 2, id="wide-2", marks=pytest.mark.slow),
+        pytest.param(ADJUSTED, id="adjusted"),
+        pytest.param(SAMPLING, id="truncated", marks=pytest.mark.slow),
+        pytest.param(WIDE, id="wide", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_that_draw_from_their_shares_of_the_vocabulary_give_tokens_and_successors_of_one(
-    divisible_dir, samplings, ranks, monkeypatch
+    two_ranks_dir, samplings
 ):
     """No rank ever has the logits of another, but for some rows that are drawn from more tokens than ranks exchange."""
     expected: list = []
-    alone = build_target_engine(ModelSource("tiny", "tiny", divisible_dir), OPTIONS)
-    steps = 4  # the interpreter is slow; trees come with the third
+    alone = build_target_engine(ModelSource("tiny", "tiny", two_ranks_dir), OPTIONS)
+    steps = 3  # the interpreter is slow
     wanted = decode(alone, samplings, steps, successors=expected)
     assert any(len(set(output)) > 2 for output in wanted)
 
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with ranks_at_work(divisible_dir, None, "none", samplings, ranks, None, steps) as answers:
-        got, successors, gathered = answers.get(timeout=180)
+    with decoding_ranks(two_ranks_dir, 2, samplings=samplings, steps=steps) as answers:
+        got, successors, gathered = answers.get(timeout=ANSWER_WITHIN_S)
     assert got == wanted
     assert [ids for ids, _ in successors] == [ids for ids, _ in expected]
     for (_, ours), (_, theirs) in zip(successors, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4)
     assert (0 < sum(gathered) < sum(map(len, wanted))) == (samplings == WIDE), gathered
-
-
-@pytest.mark.parametrize(
-    ("ranks", "sleepy"),
-    [pytest.param(2, None, id="two ranks", marks=pytest.mark.slow), pytest.param(3, 1, id="a slow one of three")],
-)
-def test_ranks_that_draw_on_the_host_give_the_tokens_of_one(divisible_dir, ranks, sleepy):
-    wanted = decode(build_target_engine(ModelSource("tiny", "tiny", divisible_dir), OPTIONS))
-    with ranks_at_work(divisible_dir, None, "none", None, ranks, sleepy) as answers:
-        got, *_ = answers.get(timeout=180)
-    assert got == wanted
 
 
 @pytest.mark.parametrize("quantization", [pytest.param("int8", marks=pytest.mark.slow), "int4"])  # int4 has both
@@ -346,8 +282,8 @@ def test_three_quantized_ranks_give_the_tokens_of_one(tmp_path, quantization):
     wanted = decode(alone)
     assert any(len(set(output)) > 2 for output in wanted)
 
-    with ranks_at_work(model_dir, None, quantization) as answers:
-        got, *_ = answers.get(timeout=180)
+    with decoding_ranks(model_dir, quantization=quantization) as answers:
+        got, *_ = answers.get(timeout=ANSWER_WITHIN_S)
     assert got == wanted
 
 
@@ -370,8 +306,8 @@ def test_a_failure_at_any_collective_of_any_rank_ends_the_group_after_right_toke
     wanted = decode(build_target_engine(ModelSource("tiny", "tiny", model_dir), OPTIONS))
     fault = {rank: 2 * COLLECTIVES + place}
     rounds = []
-    with ranks_at_work(model_dir, fault) as answers:
-        while (said := answers.get(timeout=180)) != "broken":
+    with decoding_ranks(model_dir, faults=fault) as answers:
+        while (said := answers.get(timeout=ANSWER_WITHIN_S)) != "broken":
             rounds.append(said)
     assert len(rounds) == 2
     for outputs in rounds:
@@ -388,49 +324,30 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(model_dir, ranks):
         check_tensor_parallel(ModelSource("tiny", "tiny", model_dir), ranks)
 
 
-def wait_for_a_late_rank(rank: int, ports, waits) -> None:
+def wait_for_a_late_rank(rank: int, ring, waits) -> None:
     """Rank 1 is late, once while it loads and once in a round. Rank 0 tells how long it waited for it."""
-    if rank == 0:
-        meeting = open_meeting("127.0.0.1", 60.0)
-        ports.put(meeting.port)
-    else:
-        meeting = find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    join_group(meeting, rank, 2, "cpu", 60.0)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))  # as transformers does
-    for late_s in (3.0, 30.0):
+    least_of_ranks(rank)  # both are here
+    for late_s in (2.0, 60.0):
         started = time.monotonic()
         if rank == 1:
             time.sleep(late_s)
         try:
-            if late_s == 3.0:
+            if late_s == 2.0:
                 least_of_ranks(rank)
             else:
                 dist.all_reduce(torch.zeros(1), group=mesh["shard"].get_group())
         except RuntimeError:
-            assert late_s == 30.0
+            assert late_s == 60.0
         if rank == 0:
             waits.put(time.monotonic() - started)
-        elif late_s == 3.0:
-            waits.put("loaded")
-        begin_rounds(timedelta(seconds=1))
-    waits.close()
-    waits.join_thread()
-    os._exit(0)  # the link of the other would wait for this one
+        begin_rounds(timedelta(seconds=0.5))
 
 
 def test_ranks_wait_for_one_that_loads_longer_than_for_one_that_is_late_in_a_round():
-    context = multiprocessing.get_context("spawn")
-    ports, waits = context.Queue(), context.Queue()
-    ranks = [context.Process(target=wait_for_a_late_rank, args=(rank, ports, waits)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    first = [waits.get(timeout=120) for _ in range(2)]
-    assert "loaded" in first
-    assert 2.5 < min(said for said in first if said != "loaded") < 60.0
-    assert 0.5 < waits.get(timeout=120) < 20.0
-    for process in ranks:
-        process.kill()
-        process.join()
+    with ranks_at_work(2, wait_for_a_late_rank, end=False) as waits:
+        assert waits.get(timeout=ANSWER_WITHIN_S) > 1.5
+        assert 0.4 < waits.get(timeout=ANSWER_WITHIN_S) < 40.0  # the late one is still late
 
 
 def test_nobody_else_can_take_the_port_where_the_ranks_will_meet():
@@ -459,13 +376,13 @@ def test_a_rank_that_cannot_load_ends_serve_in_one_clear_line(model_dir, tmp_pat
     assert "the weights cannot be loaded" in line
 
 
-async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_though_the_others_wait_for_it(
-    ray_here, model_dir, tmp_path
+async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_though_the_other_waits_for_it(
+    ray_here, two_ranks_dir, tmp_path
 ):
-    source = ModelSource("tiny", "tiny", model_dir)
+    source = ModelSource("tiny", "tiny", two_ranks_dir)
     fields = (
         source,
-        OPTIONS.model_copy(update={"tensor_parallel": 3, "start_timeout_s": 60.0, "health_timeout_s": 60.0}),
+        OPTIONS.model_copy(update={"tensor_parallel": 2, "start_timeout_s": 60.0, "health_timeout_s": 60.0}),
     )
 
     class Settings(TargetSettings):
@@ -507,13 +424,13 @@ async def test_a_rank_that_hangs_is_named_by_the_groups_health_check(ray_here):
             """There is nothing to stop."""
 
     group = Group.__new__(Group)
-    group._ranks = [ray.remote(Rank).remote() for _ in range(3)]
+    group._ranks = [ray.remote(Rank).remote() for _ in range(2)]
     group._batch_limit_s, group._health_timeout_s = 60.0, 60.0
     processes = [rank.process_id for rank in await group.health()]
     await group.check_health()
     os.kill(processes[1], signal.SIGSTOP)
-    group._health_timeout_s = 8.0
-    with pytest.raises(Unavailable, match="target rank 1: no answer within 8 s"):
+    group._health_timeout_s = 3.0
+    with pytest.raises(Unavailable, match="target rank 1: no answer within 3 s"):
         await group.check_health()
     os.kill(processes[1], signal.SIGKILL)
     group._health_timeout_s = 60.0

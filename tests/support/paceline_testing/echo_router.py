@@ -11,6 +11,13 @@ from actors.errors import Overloaded, PacelineError
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
 from cluster.router.status import RouterStatus
 
+# With which Serve deploys it: it ends at once.
+ECHO_OPTIONS = {
+    "max_ongoing_requests": 1000,
+    "ray_actor_options": {"num_cpus": 0.1},
+    "graceful_shutdown_wait_loop_s": 0.1,
+}
+
 
 class EchoRouter:
     """A `RouterClient`, and a class that Serve can deploy. Attributes may be changed at any time with `configure`."""
