@@ -338,6 +338,7 @@ class TestExactCluster:
                 comers = [pool.submit(keep_coming, index % 8) for index in range(24)]
                 cluster.wait_for(lambda: has_come(429, 0), 30, "a full queue")
                 assert not all(stream.done() for stream in streams)
+                assert not all(call.done() for call in calling)
                 num_before = len(arrived)
                 os.kill(cluster.router_process(), signal.SIGKILL)
                 assert [stream.result() for stream in streams] == wanted
