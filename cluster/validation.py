@@ -139,8 +139,8 @@ def shown(value: object) -> object:
         return value
     if isinstance(value, (Mapping, list, tuple)):  # what they hold may be long, or text of a conversation
         return size_of(value)
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
+    text = value if isinstance(value, str) else Size(repr(value))  # only texts are told in quotes
+    return text if len(text) <= MAX_SHOWN_CHARS else type(text)(text[:MAX_SHOWN_CHARS] + "...")
 
 
 def size_of(value: object) -> object:

@@ -129,7 +129,7 @@ class MessagesBody(PromptFields, GenerationFields):
     stop_sequences: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] | None = None
     stop: None = None
     response_format: None = None
-    n: Annotated[Literal[1], Whole] | None = None
+    n: Annotated[int, Field(ge=1, le=1), Whole] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None  # type: ignore[assignment]  # the tenant's class
     container: None = None

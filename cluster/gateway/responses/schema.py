@@ -106,7 +106,7 @@ class ResponsesBody(GenerationFields):
     max_output_tokens: NumNewTokens | None = None
     max_tokens: None = None
     response_format: None = None
-    n: Annotated[Literal[1], Whole] | None = None
+    n: Annotated[int, Field(ge=1, le=1), Whole] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoiceField | None = None  # null: auto
     parallel_tool_calls: bool | None = None  # null: true

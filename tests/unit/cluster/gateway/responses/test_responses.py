@@ -307,7 +307,7 @@ async def test_an_effort_goes_to_the_template_or_is_refused(template, effort, wr
         ({"max_output_token": 5}, "max_output_token", "did you mean max_output_tokens?"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"max_output_tokens": 5000}, "max_output_tokens", "at most 4096 tokens are generated"),
-        ({"n": 2}, "n", "it must be 1"),
+        ({"n": 2}, "n", "it must be at most 1"),
         ({"background": True}, "background", "send background: false"),
         ({"truncation": "auto"}, "truncation", "'disabled'"),
         ({"top_logprobs": 2}, "top_logprobs", "it needs include"),
