@@ -41,31 +41,19 @@ class GrpcAnswer:
         for piece in pieces:
             self._totals.add(piece)
         first, *others = joined_by_choice(pieces)
-        response = self._answer(first)
-        response.MergeFrom(
-            inference_pb2.GenerateResponse(
-                **self._head,
-                prompt_token_ids=self._prompt_ids(),
-                prompt_logprobs=self._logprobs(first.prompt_scores),
-                others=map(self._answer, others),
-                **self._sums(),
-            )
-        )
-        return response
-
-    def _answer(self, piece: Piece) -> inference_pb2.GenerateResponse:
-        """What is one answer's own. piece: all of it."""
-        events = self._events[piece.choice].of(piece)
         return inference_pb2.GenerateResponse(
-            index=piece.choice,
-            text=text_of(events, Content),
-            reasoning=text_of(events, Reasoning),
-            tool_calls=_calls(_deltas(events)),
-            token_ids=piece.token_ids,
-            logprobs=self._logprobs(piece.scores),
-            token_sources=map(_source, piece.token_sources),
-            finish_reason=self._finish_reason(piece),
+            **self._head,
+            **self._answer(first),
+            prompt_token_ids=self._prompt_ids(),
+            prompt_logprobs=self._logprobs(first.prompt_scores),
+            others=[inference_pb2.GenerateResponse(**self._answer(piece)) for piece in others],
+            **self._sums(),
         )
+
+    def _answer(self, piece: Piece) -> dict[str, Any]:
+        """Fields about one answer. piece: all of it."""
+        events = self._events[piece.choice].of(piece)
+        return {**self._common(piece, events), "tool_calls": _calls(_deltas(events))}
 
     def chunk(self, piece: Piece) -> inference_pb2.GenerateChunk | None:
         """None: the piece is held back, since it may be the beginning of a call."""
@@ -78,19 +66,26 @@ class GrpcAnswer:
         number, self._num_chunks = self._num_chunks, self._num_chunks + 1
         return inference_pb2.GenerateChunk(
             **self._head,
-            index=piece.choice,
+            **self._common(piece, events),
             sequence_number=number,
-            text=text_of(events, Content),
-            reasoning=text_of(events, Reasoning),
             tool_calls=_deltas(events),
-            token_ids=piece.token_ids,
-            logprobs=self._logprobs(piece.scores),
             prompt_token_ids=() if number else self._prompt_ids(),
             prompt_logprobs=() if number else self._logprobs(piece.prompt_scores),
-            token_sources=map(_source, piece.token_sources),
-            finish_reason=self._finish_reason(piece),
             **({} if self._num_open else self._sums()),
         )
+
+    def _common(self, piece: Piece, events: list[Event]) -> dict[str, Any]:
+        """Fields of an answer and of a chunk that have the same name and type in both."""
+        reason = self._events[piece.choice].finish_reason(piece, self._prepared.call.tool_use)
+        return {
+            "index": piece.choice,
+            "text": text_of(events, Content),
+            "reasoning": text_of(events, Reasoning),
+            "token_ids": piece.token_ids,
+            "logprobs": self._logprobs(piece.scores),
+            "token_sources": map(_source, piece.token_sources),
+            "finish_reason": _FINISH_REASONS[reason],
+        }
 
     def _prompt_ids(self) -> list[int]:
         prepared = self._prepared
@@ -98,10 +93,6 @@ class GrpcAnswer:
 
     def _logprobs(self, scores: Iterable[TokenScore]) -> list[inference_pb2.TokenLogprob]:
         return [_logprob(score, self._strings) for score in scores]
-
-    def _finish_reason(self, piece: Piece) -> inference_pb2.FinishReason:
-        reason = self._events[piece.choice].finish_reason(piece, self._prepared.call.tool_use)
-        return _FINISH_REASONS[reason]
 
     def _sums(self) -> dict[str, Any]:
         """Fields about all answers, after the last piece."""

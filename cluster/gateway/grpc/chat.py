@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.errors import InvalidRequest
+from actors.errors import InvalidRequest, Size
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.requests.schema import parse_json_object
 from cluster.validation import counted
@@ -71,6 +71,9 @@ def refuse_chat_fields(request: inference_pb2.GenerateRequest) -> None:
     if request.tools:
         limit = "they need a conversation in place of the prompt"
         raise InvalidRequest("tools", counted(len(request.tools), "tool"), limit)
+    for name in ("chat_template", "tool_choice", "parallel_tool_calls"):
+        if request.HasField(name):
+            raise InvalidRequest(name, Size("given"), "it needs a conversation in place of the prompt")
 
 
 def own_field(field: str) -> str:

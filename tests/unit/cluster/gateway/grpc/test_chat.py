@@ -256,6 +256,11 @@ async def test_an_echo_begins_with_the_prompt():
         (pb.GenerateRequest(prompt="x", logprobs=21), "logprobs is 21"),
         (pb.GenerateRequest(prompt="x", max_tokens=0), "max_tokens is 0; it must be at least 1"),
         (pb.GenerateRequest(prompt="x", tools=[TIME]), "tools is 1 tool; they need a conversation"),
+        (pb.GenerateRequest(prompt="x", tool_choice=REQUIRED), "tool_choice is given; it needs a conversation"),
+        (
+            pb.GenerateRequest(prompt="x", chat_template=pb.ChatTemplate(reasoning_effort="high")),
+            "chat_template is given; it needs a conversation",
+        ),
         (
             pb.GenerateRequest(conversation=pb.Conversation(messages=[pb.Message(role="tool", tool_call_id="x")])),
             "messages[0].tool_call_id is 'x'",
