@@ -17,8 +17,10 @@ def ctrl_c_ends_the_process() -> Iterator[None]:
     """For imports, which leave nothing to put away. An exception that is raised in the middle of one may come out as
     another, or not at all."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else it is ignored, or somebody's own
-        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    if before is not signal.default_int_handler:  # it is ignored, or somebody's own
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     try:
         yield
     finally:
