@@ -66,13 +66,14 @@ def logprob_fields(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
     return {"logprobs": True, "top_logprobs": request.logprobs}
 
 
-def refuse_chat_fields(request: inference_pb2.GenerateRequest) -> None:
+def refuse_chat_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> None:
     """Raises InvalidRequest for what only a conversation can have."""
     if request.tools:
         limit = "they need a conversation in place of the prompt"
         raise InvalidRequest("tools", counted(len(request.tools), "tool"), limit)
+    given = {field.name for field, _ in request.ListFields()}
     for name in ("chat_template", "tool_choice", "parallel_tool_calls"):
-        if request.HasField(name):
+        if name in given:
             raise InvalidRequest(name, Size("given"), "it needs a conversation in place of the prompt")
 
 

@@ -280,6 +280,7 @@ def _tokenize_fields(request: inference_pb2.TokenizeRequest) -> dict[str, Any]:
     kind = request.WhichOneof("input")
     if kind == "conversation":
         return fields | conversation_fields(request)
+    refuse_chat_fields(request)
     return fields | ({} if kind is None else {"prompt": request.prompt})
 
 

@@ -183,6 +183,8 @@ async def test_a_least_number_of_tokens_and_an_effort_are_checked_over_grpc_as_o
     await stub.Generate(pb.GenerateRequest(conversation=CONVERSATION, chat_template=none, max_tokens=3))
     code, details = await refused(stub.Tokenize(pb.TokenizeRequest(conversation=CONVERSATION, chat_template=high)))
     assert details.startswith("chat_template.reasoning_effort is 'high'; the model's chat template has no variable")
+    code, details = await refused(stub.Tokenize(pb.TokenizeRequest(prompt=FOX, chat_template=none)))
+    assert details.startswith("chat_template is given; it needs a conversation")
 
 
 @pytest.mark.parametrize("kwargs", ["x", "[]", '{"tools": []}'])
