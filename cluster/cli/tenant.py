@@ -81,6 +81,7 @@ def list_tenants(as_json: JsonOption = False, *, cluster: ClusterOptions) -> Non
     rows = []
     for tenant in tenants:
         limits = [f"{key} {value:g}" for key, value in asdict(tenant.limits).items() if value is not None]
+        limits += ["class batch"] if tenant.service_class == "batch" else []
         keys = [_key_line(key, now) for key in _described(tenant, now)["keys"]]
         state = "disabled" if tenant.disabled else "enabled"
         policy = tenant.policy if tenant.group is None else f"{tenant.policy} {tenant.group}"
@@ -132,7 +133,7 @@ def change(
     if disabled is not None:
         fields["disabled"] = disabled
     if not fields:
-        raise InvalidRequest("options", "none", "name at least one thing to change; see --help")
+        raise ConfigError("name at least one thing to change; see `paceline tenant set --help`")
     with _changing(cluster.load()) as administration:
         administration.change(name, fields)
     typer.echo(f"changed {name}: {', '.join(f'{key} {_shown(value)}' for key, value in fields.items())}", err=True)
@@ -162,12 +163,13 @@ def _changing(config: ClusterConfig) -> Iterator[TenantAdministration]:
 def _limit(name: str, text: str) -> float | int | None:
     if text == _NO_LIMIT:
         return None
+    kind, noun = (float, "number") if name in ("requests_per_second", "weight") else (int, "whole number")
     try:
-        number = float(text) if name in ("requests_per_second", "weight") else int(text)
+        number = kind(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidRequest(name, text, f"it must be a number, or {_NO_LIMIT}")
+        raise InvalidRequest(name, text, f"it must be a {noun}, or {_NO_LIMIT}")
     return number
 
 

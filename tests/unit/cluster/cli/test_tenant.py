@@ -61,6 +61,9 @@ def test_set_and_remove(run, home):
     (tenant,) = registry(home).tenants
     assert (tenant.limits.cache_bytes, tenant.limits.tokens_per_minute) == (None, 60)
     assert (tenant.disabled, tenant.policy) == (True, "promoted")
+    assert "class batch" not in run("tenant", "list")[1]
+    assert run("tenant", "set", "acme", "--service-class", "batch")[0] == 0
+    assert "class batch" in run("tenant", "list")[1]
     assert run("tenant", "set", "acme", "--enabled")[0] == 0
     assert not registry(home).tenants[0].disabled
     assert run("tenant", "remove", "acme", "--key", tenant.keys[0].id)[0] == 0
@@ -68,7 +71,7 @@ def test_set_and_remove(run, home):
     assert run("tenant", "remove", "acme")[0] == 0
     assert registry(home).tenants == ()
     actions = [json.loads(line)["action"] for line in (home / "tenants-audit.jsonl").read_text().splitlines()]
-    assert actions == ["add", "set", "set", "remove_key", "remove"]
+    assert actions == ["add", "set", "set", "set", "remove_key", "remove"]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +79,11 @@ def test_set_and_remove(run, home):
     [
         (("add", "Acme"), "name is 'Acme'; "),
         (("add", "b", "--requests-per-second", "nan"), "requests_per_second is 'nan'; it must be a number, or none"),
-        (("add", "b", "--max-concurrent", "1.5"), "max_concurrent is '1.5'; it must be a number, or none"),
+        (("add", "b", "--max-concurrent", "1.5"), "max_concurrent is '1.5'; it must be a whole number, or none"),
         (("add", "b", "--policy", "shared"), "policy is 'shared'; the cluster's tenants.allow_shared must be true"),
         (("rotate", "a", "--keep-old-for", "1w"), "--keep-old-for is '1w'; write a whole number with s, m, h or d"),
         (("rotate", "b"), "name is 'b'; there is no such tenant; there are: a"),
-        (("set", "a"), "options is 'none'; name at least one thing to change"),
+        (("set", "a"), "name at least one thing to change"),
         (("add", "b", "--config", "/nonexistent.yaml"), "/nonexistent.yaml: No such file"),
     ],
 )
