@@ -41,9 +41,7 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
     if given is not None:
         return given
     longest_s = _longest_s(step_times, decoding)
-    rows = _USUAL_ROWS
-    while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > longest_s:
-        rows //= 2
+    rows = rows_within(step_times, decoding, _USUAL_ROWS, longest_s)
     if rows < _USUAL_ROWS:
         return rows
     longest_s = min(longest_s, _MOST_SLOWDOWN * step_times.seconds(decoding)) if decoding else _LONGEST_ALONE_S
