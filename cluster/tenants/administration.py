@@ -166,7 +166,7 @@ class TenantAdministration:
         try:
             # Opened before the change, so that no change goes unrecorded. Keys appear in it by id only.
             with locked(self._path), closing(AuditFile(self.audit_path)) as audit:
-                action = _Action(self._file.read(to_write=True) or Registry())
+                action = _Action(self._file.read() or Registry())
                 yield action
                 self._file.write(action.changes)
                 audit.append({**line, "changes": action.audited})

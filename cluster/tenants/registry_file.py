@@ -10,6 +10,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -64,13 +65,16 @@ class _Read:
 
     registry: Registry
     inode: tuple[int, int] | None  # None: nothing is ever appended to this file
+    changed_ns: int  # when the file was changed last
     num_bytes: int
     num_lines: int
     ending: bytes  # of what has been read
 
     def goes_on_in(self, file: BinaryIO, status: os.stat_result) -> bool:
-        """Whether the file is the same one, and has at most grown."""
+        """Whether the file is the same one, and has at most grown. One that has changed otherwise was edited."""
         if self.inode != (status.st_dev, status.st_ino) or status.st_size < self.num_bytes:
+            return False
+        if status.st_size == self.num_bytes and status.st_ctime_ns != self.changed_ns:
             return False
         file.seek(self.num_bytes - len(self.ending))
         return file.read(len(self.ending)) == self.ending
@@ -83,20 +87,16 @@ class RegistryFile:
         self._path = path
         self._last: _Read | None = None
 
-    def read(self, to_write: bool = False) -> Registry | None:
-        """None: there is no such file. Raises RegistryUnusable. to_write: what a writer that was killed left behind the
-        last whole line is not read, and ends with the next change."""
+    def read(self) -> Registry | None:
+        """None: there is no such file. Raises RegistryUnusable."""
         try:
             with self._path.open("rb") as file:
                 status = os.fstat(file.fileno())
                 if self._last is not None and self._last.goes_on_in(file, status):
-                    self._last = self._with_lines(self._last, file.read())
+                    self._last = self._with_lines(self._last, file.read(), status)
                 else:
                     file.seek(0)
-                    data = file.read()
-                    if to_write and not is_first_format(data):
-                        data = data[: data.rfind(b"\n") + 1]
-                    self._last = self._whole(data, status)
+                    self._last = self._whole(file.read(), status)
         except (FileNotFoundError, NotADirectoryError):
             self._last = None
             return None
@@ -118,11 +118,13 @@ class RegistryFile:
             raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from None
 
     def _whole(self, data: bytes, status: os.stat_result) -> _Read:
+        """A file whose last line is not complete is written anew by the next change."""
         registry = parse_registry(data, str(self._path))
-        inode = None if is_first_format(data) else (status.st_dev, status.st_ino)
-        return _Read(registry, inode, len(data), data.count(b"\n"), data[-_ENDING_BYTES:])
+        is_whole = data.endswith(b"\n") and not is_first_format(data)
+        inode = (status.st_dev, status.st_ino) if is_whole else None
+        return _Read(registry, inode, status.st_ctime_ns, len(data), data.count(b"\n"), data[-_ENDING_BYTES:])
 
-    def _with_lines(self, last: _Read, data: bytes) -> _Read:
+    def _with_lines(self, last: _Read, data: bytes, status: os.stat_result) -> _Read:
         """data: what follows. A line that is being written is left for the next time."""
         data = data[: data.rfind(b"\n") + 1]
         if not data:
@@ -132,16 +134,23 @@ class RegistryFile:
             registry = last.registry.changed(parse_changes(lines, str(self._path)))
         except ValueError as error:
             raise RegistryUnusable(f"{self._path}: {error}") from None
-        ending = (last.ending + data)[-_ENDING_BYTES:]
-        return _Read(registry, last.inode, last.num_bytes + len(data), last.num_lines + len(lines), ending)
+        num_bytes, num_lines = last.num_bytes + len(data), last.num_lines + len(lines)
+        return _Read(
+            registry, last.inode, status.st_ctime_ns, num_bytes, num_lines, (last.ending + data)[-_ENDING_BYTES:]
+        )
 
 
 def write_registry(path: Path, registry: Registry) -> None:
-    """Replace the file atomically, with mode 0600. Raises ConfigError."""
-    temporary = None
+    """Replace the file atomically, behind a symbolic link, too. It keeps its owner and mode as far as this user may set
+    them; else it has this user's, and mode 0600. Raises ConfigError."""
+    temporary, path = None, path.resolve()
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # with mode 0600
         with os.fdopen(descriptor, "wb") as file:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                former = path.stat()
+                os.fchown(descriptor, former.st_uid, former.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(former.st_mode))
             file.write(registry_lines(registry))
             file.flush()
             os.fsync(file.fileno())
@@ -203,9 +212,10 @@ class RegistryFollower:
 
 
 def _signature(path: Path) -> _Signature | None:
-    """Identity of the file behind symbolic links: Kubernetes updates a mounted Secret by changing the link."""
+    """Identity of the file behind symbolic links: Kubernetes updates a mounted Secret by changing the link. The time is
+    also of changes to owner and mode, by which a file becomes readable."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return status.st_ctime_ns, status.st_size, status.st_ino
