@@ -140,6 +140,7 @@ class Directory:
         self._claimed_by: dict[str, str] = {}  # routers by worker
         self._draft_changes = ChangeLog()
         self._waiting = Waiting()
+        self._routers: Leases[None] = Leases(clock)  # those that have asked lately, whether or not a call of theirs waits
         self._demands = RouterDemands(clock)
         self._kept = Kept()
         self._turns = ModelTurns(ttl_s, clock)
@@ -173,6 +174,7 @@ class Directory:
         """Renew what the router holds and says, and tell it what it does not know. A router that leaves keeps its group
         for the requests that it has until another one is told of it."""
         self._expire()
+        self._routers.renew(asked.router_id, None, self._lease_s)
         if asked.drafts is not None:
             self.tell_demand(asked.router_id, asked.drafts, asked.targets)
         if asked.is_leaving:
@@ -365,7 +367,7 @@ class Directory:
 
     def _stretch(self) -> int:
         """Rises with the number of callers, and falls when there are clearly fewer."""
-        callers, stretch = len(self._records) + len(self._waiting), self._kept.stretch
+        callers, stretch = len(self._records) + len(self._routers), self._kept.stretch
         if callers > stretch * _CALLS_A_STRETCH:
             self._change_stretch(2 * stretch)
         elif stretch > 1 and callers < stretch * _CALLS_A_STRETCH // 3 and self._clock() >= self._filled_at:
@@ -376,6 +378,7 @@ class Directory:
         self._kept.stretch = stretch
 
     def _expire(self) -> None:
+        self._routers.expire()
         for _, record in self._records.expire():
             self._note_lost(record.entry)
         for _, worker_id in self._claims.expire():

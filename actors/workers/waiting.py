@@ -20,9 +20,6 @@ class Waiting:
     def __init__(self) -> None:
         self._calls: dict[str, _Call] = {}  # by caller, the one that has waited longest first
 
-    def __len__(self) -> int:
-        return len(self._calls)
-
     async def wait(self, caller: str, kind: str, limit_s: float) -> None:
         """Until the caller is woken, or for `limit_s` seconds."""
         self.wake(caller)

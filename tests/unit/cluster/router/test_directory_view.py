@@ -167,3 +167,23 @@ async def test_a_router_has_one_call_that_waits() -> None:
     assert first.done()
     assert not second.done()
     second.cancel()
+
+
+async def test_routers_count_as_callers_whether_or_not_they_wait() -> None:
+    """Else each change of a draft worker, which wakes all of them, would have them call more often for a moment."""
+    clock, calls = Clock(), []
+    directory = Directory(KEYS, TTL_S, clock)
+    clock.now += TTL_S
+    for _ in range(2):  # the first question is answered at once
+        for number in range(1000):
+            told = directory.tell(Asked(router_id=f"r{number}", model="m"))
+            asks = Asked(router_id=f"r{number}", model="m", mark=told.mark)
+            calls.append(asyncio.ensure_future(directory.follow(asks)))
+        await asyncio.sleep(0)
+    longest_wait_s = directory.tell(Asked(router_id="r0", model="m")).longest_wait_s
+    assert longest_wait_s == 2.0
+    directory.heartbeat(entry_of("d"))
+    assert directory.tell(Asked(router_id="r0", model="m")).longest_wait_s == longest_wait_s
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
