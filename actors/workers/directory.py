@@ -140,7 +140,9 @@ class Directory:
         self._claimed_by: dict[str, str] = {}  # routers by worker
         self._draft_changes = ChangeLog()
         self._waiting = Waiting()
-        self._routers: Leases[None] = Leases(clock)  # those that have asked lately, whether or not a call of theirs waits
+        self._routers: Leases[None] = Leases(
+            clock
+        )  # those that have asked lately, whether or not a call of theirs waits
         self._demands = RouterDemands(clock)
         self._kept = Kept()
         self._turns = ModelTurns(ttl_s, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,7 @@ class Registration:
         self._directory: DirectoryHandle | None = None
         self.wanted: WantedModel | None = None
         self._intervals_left = 0  # until the entry is to be renewed
+        self._renewing = threading.Lock()  # by one thread at a time: an older entry must not come after a newer one
         self._heartbeat = Heartbeat(self._beat, interval_s, f"registration of {entry.worker_id}")
 
     def announce_leaving(self) -> None:
@@ -44,7 +46,7 @@ class Registration:
         self.update(is_leaving=True)
 
     def update(self, **fields: Any) -> None:
-        """Change fields of the entry, and tell the directory at once if it answers."""
+        """Change fields of the entry, and tell the directory at once if it answers, else with the next heartbeat."""
         self._entry = replace(self._entry, **fields)
         with contextlib.suppress(RayError, ValueError):
             self._renew()
@@ -63,13 +65,15 @@ class Registration:
             self._renew()
 
     def _renew(self) -> None:
-        if self._directory is None:
-            self._directory = find_directory(self._directory_name)
-        entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
-        try:
-            answer = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
-        except ActorDiedError:
-            self._directory = None  # gone for good; there may be another one of that name
-            raise
-        self._server.allow(answer.clients)
-        self.wanted, self._intervals_left = answer.wanted, answer.stretch
+        with self._renewing:
+            self._intervals_left = 0  # if this fails
+            if self._directory is None:
+                self._directory = find_directory(self._directory_name)
+            entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
+            try:
+                answer = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
+            except ActorDiedError:
+                self._directory = None  # gone for good; there may be another one of that name
+                raise
+            self._server.allow(answer.clients)
+            self.wanted, self._intervals_left = answer.wanted, answer.stretch

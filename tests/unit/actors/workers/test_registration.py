@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import GetTimeoutError
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers import registration as module
@@ -31,29 +36,76 @@ class Server:
         self.told.append(keys)
 
 
-def test_the_interval_is_as_long_as_the_directory_asks_and_a_call_that_fails_is_repeated_at_once(monkeypatch):
+@pytest.fixture
+def beat(monkeypatch) -> list[Callable[[], object]]:
+    """What is to be called every interval."""
+    beats: list[Callable[[], object]] = []
+    monkeypatch.setattr(module, "Heartbeat", lambda beat, *_: beats.append(beat))
+    return beats
+
+
+def registration_at(directory: object, server: Server, monkeypatch) -> Registration:
     def get(answer: HeartbeatAnswer | None, timeout: float) -> HeartbeatAnswer:
         if answer is None:
-            raise TimeoutError
+            raise GetTimeoutError
         return answer
 
-    answers = [HeartbeatAnswer((KEYS.public,), WantedModel(spec), stretch) for spec, stretch in (("a", 1), ("b", 3))]
-    directory, server = Directory(answers[0], answers[1], None, None, answers[0]), Server()
     monkeypatch.setattr(module, "find_directory", lambda name: directory)
     monkeypatch.setattr(module.ray, "get", get)
-    beats = []
-    monkeypatch.setattr(module, "Heartbeat", lambda beat, *_: beats.append(beat))
     entry = WorkerEntry("draft", "d", LinkAddress("tcp://127.0.0.1:1000", KEYS.public), 1)
-    registration = Registration("name", entry, server)  # type: ignore[arg-type]
+    return Registration("name", entry, server)  # type: ignore[arg-type]
+
+
+def answer_of(spec: str, stretch: int) -> HeartbeatAnswer:
+    return HeartbeatAnswer((KEYS.public,), WantedModel(spec), stretch)
+
+
+def test_the_interval_is_as_long_as_the_directory_asks_and_a_call_that_fails_is_repeated_at_once(beat, monkeypatch):
+    first = answer_of("a", 1)
+    directory, server = Directory(first, answer_of("b", 3), None, None, first), Server()
+    registration = registration_at(directory, server, monkeypatch)
     assert registration.wanted is None
     left = []
     for _ in range(7):
         try:
-            beats[0]()
-        except TimeoutError:
+            beat[0]()
+        except GetTimeoutError:
             left.append("failed")
         else:
             left.append(str(len(directory.answers)))
     assert left == ["4", "3", "3", "3", "failed", "failed", "0"]
     assert registration.wanted == WantedModel("a")
     assert server.told == [(KEYS.public,)] * 3
+
+
+def test_what_could_not_be_told_at_once_is_told_with_the_next_heartbeat(beat, monkeypatch):
+    directory = Directory(answer_of("a", 8), None, answer_of("a", 8))
+    registration = registration_at(directory, Server(), monkeypatch)
+    beat[0]()
+    registration.announce_leaving()
+    assert len(directory.answers) == 1
+    beat[0]()
+    assert not directory.answers
+
+
+def test_an_entry_never_comes_after_a_newer_one(beat, monkeypatch):
+    told, began, may_go_on = [], threading.Event(), threading.Event()
+
+    def heartbeat(entry: WorkerEntry) -> HeartbeatAnswer:
+        if not began.is_set():
+            began.set()
+            may_go_on.wait(5.0)
+        told.append(entry.is_leaving)
+        return answer_of("a", 1)
+
+    directory = SimpleNamespace(heartbeat=SimpleNamespace(remote=heartbeat))
+    registration = registration_at(directory, Server(), monkeypatch)
+    threads = [threading.Thread(target=beat[0]), threading.Thread(target=registration.announce_leaving)]
+    threads[0].start()
+    began.wait(5.0)
+    threads[1].start()
+    threads[1].join(0.05)
+    may_go_on.set()
+    for thread in threads:
+        thread.join(5.0)
+    assert told == [False, True]
