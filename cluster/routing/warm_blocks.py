@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 
 class WarmBlocks(dict[int, None]):
@@ -18,8 +19,9 @@ class WarmBlocks(dict[int, None]):
         for block in blocks:
             self.pop(block, None)
             self[block] = None
-        for _ in range(len(self) - self.capacity):
-            del self[next(iter(self))]
+        # In one go: the beginning of a dictionary is looked for past all that was deleted there.
+        for block in list(islice(self, max(0, len(self) - self.capacity))):
+            del self[block]
 
     def num_leading(self, blocks: Sequence[int]) -> int:
         """How many of a prompt's blocks are there, from its beginning on."""

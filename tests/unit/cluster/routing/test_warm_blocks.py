@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 from hypothesis import given
@@ -31,3 +32,11 @@ def test_a_prompt_is_known_up_to_its_first_unknown_block():
     assert warm.num_leading([1, 2, 3]) == 2  # the end of a prompt goes before its beginning
     warm.clear()
     assert len(warm) == 0
+
+
+def test_many_blocks_are_dropped_at_once_in_linear_time():
+    warm = WarmBlocks(100_000)
+    warm.use(range(100_000))
+    before = time.process_time()
+    warm.use(range(100_000, 200_000))
+    assert time.process_time() - before < 0.5  # it is some 20 ms; looking for the oldest block anew each time takes a second
