@@ -139,6 +139,7 @@ class Directory:
         self._claims: Leases[str] = Leases(clock)  # workers by router
         self._claimed_by: dict[str, str] = {}  # routers by worker
         self._draft_changes = ChangeLog()
+        self._draft_news = self._draft_changes.mark  # after the last change that is told at once
         self._waiting = Waiting()
         self._routers: Leases[None] = Leases(
             clock
@@ -200,16 +201,16 @@ class Directory:
         )
 
     async def follow(self, asked: Asked) -> Told | None:
-        """Called by each router again and again. Answers at once if there is something that the router does not know,
-        else with None after `Told.longest_wait_s`, or as soon as it should ask again.
+        """Called by each router again and again. Answers at once if there is news for the router, else after
+        `Told.longest_wait_s`, or as soon as it should ask again: with None, or what draft workers have dropped.
 
         Nothing is claimed for a router when it is woken: it may be gone by then.
         """
-        told = self.tell(asked)
-        if told.mark != asked.mark:
+        told, mark = self.tell(asked), asked.mark
+        if mark is None or told.is_whole or mark[0] < self._draft_news or mark[1] != told.mark[1]:
             return told
         await self._waiting.wait(asked.router_id, "" if asked.is_leaving else asked.model, told.longest_wait_s)
-        return None
+        return None if told.mark == mark else told
 
     def client_keys(self) -> LinkKeys:
         """The key pair that every router of the cluster uses."""
@@ -341,7 +342,7 @@ class Directory:
         return (*found, *(replace(entry, link_drops=()) for entry in islice(others, 1)))
 
     def _put(self, record: _Record, former: WorkerEntry | None) -> None:
-        """Store a record, and wake the routers that should know. Counts of drops are told with the next call."""
+        """Store a record, and wake the routers that should know. Counts of drops can wait."""
         entry, worker_id = record.entry, record.entry.worker_id
         self._records.renew(worker_id, record, self._lease_s)
         is_news = former is None or replace(former, link_drops=entry.link_drops) != entry
@@ -351,16 +352,19 @@ class Directory:
                 self._waiting.wake(self._claimed_by.get(worker_id, ""))
                 self._offer(worker_id)
         elif former != entry:
-            self._draft_changes.note(worker_id)
-            if is_news:
-                self._waiting.wake_all()
+            self._note_draft(worker_id, is_news)
 
     def _note_lost(self, entry: WorkerEntry) -> None:
         if entry.role == "target":
             del self._targets[entry.worker_id]
             self._waiting.wake(self._claimed_by.get(entry.worker_id, ""))
         else:
-            self._draft_changes.note(entry.worker_id)
+            self._note_draft(entry.worker_id)
+
+    def _note_draft(self, worker_id: str, is_news: bool = True) -> None:
+        self._draft_changes.note(worker_id)
+        if is_news:
+            self._draft_news = self._draft_changes.mark
             self._waiting.wake_all()
 
     @property

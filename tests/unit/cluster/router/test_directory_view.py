@@ -187,3 +187,24 @@ async def test_routers_count_as_callers_whether_or_not_they_wait() -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_counts_of_drops_are_told_when_the_call_has_waited() -> None:
+    """Else a worker that drops something every second would have all routers call as often as they may."""
+    directory, view = Directory(KEYS, TTL_S, Clock()), DirectoryView()
+    directory.heartbeat(entry_of("d"))
+    view.take(directory.tell(asked("r", view)))
+    dropped = replace(entry_of("d"), link_drops=(("garbage", 1),))
+    directory.heartbeat(dropped)
+    call = asyncio.ensure_future(directory.follow(asked("r", view)))
+    await asyncio.sleep(0.01)
+    assert not call.done()
+    directory.heartbeat(replace(dropped, is_leaving=True))
+    told = await call
+    assert told is not None
+    view.take(told)
+    assert view.entries == [dropped]  # as it was asked
+    told = await directory.follow(asked("r", view))  # at once
+    assert told is not None
+    view.take(told)
+    assert view.entries == [replace(dropped, is_leaving=True)]

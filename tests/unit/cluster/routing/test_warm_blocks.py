@@ -39,4 +39,6 @@ def test_many_blocks_are_dropped_at_once_in_linear_time():
     warm.use(range(100_000))
     before = time.process_time()
     warm.use(range(100_000, 200_000))
-    assert time.process_time() - before < 0.5  # it is some 20 ms; looking for the oldest block anew each time takes a second
+    assert (
+        time.process_time() - before < 0.5
+    )  # it is some 20 ms; looking for the oldest block anew each time takes a second
