@@ -21,6 +21,7 @@ class DraftDemand:
     gain: float = 0.0  # relative gain by one more worker; 0.1: a tenth
     loss: float = 0.0  # relative loss with one worker fewer
     held: int = 0  # number of workers that was set by hand; 0: none was
+    stretch: int = 1  # times that a worker is to go by this answer: the directory has very many callers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class TargetDemand:
     queue_s: float = 0.0  # age of the oldest request that waits for its first round
     used_share: float = 0.0  # 0 to 1: share of running sequences or KV blocks in use, whichever is larger
     held: int = 0  # number of groups that was set by hand; 0: none was
+    stretch: int = 1  # as in `DraftDemand`
 
 
 def combined_drafts(demands: Iterable[DraftDemand]) -> DraftDemand:

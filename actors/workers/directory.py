@@ -45,7 +45,7 @@ _DEMAND_TIMEOUT_S = 2.0
 _KEYS_TIMEOUT_S = 5.0
 _KV_NAMESPACE = b"paceline"  # of Ray's own store
 
-Demand = TypeVar("Demand")
+Demand = TypeVar("Demand", bound=DraftDemand | TargetDemand)
 
 Role = Literal["target", "draft"]
 
@@ -288,11 +288,12 @@ class Directory:
 
     def draft_demand(self, pool: str = FIRST_POOL) -> DraftDemand:
         """Combined demand on a pool's workers of the routers that reported lately, and their number set by hand."""
-        return replace(self._demands.on_drafts(pool), held=self._kept.workers.get(pool, 0))
+        held = self._kept.workers.get(pool, 0)
+        return replace(self._demands.on_drafts(pool), held=held, stretch=self._kept.stretch)
 
     def target_demand(self) -> TargetDemand:
         """Combined demand of the routers that reported lately and have a target group, and the number set by hand."""
-        return replace(self._demands.on_targets(), held=self._kept.groups)
+        return replace(self._demands.on_targets(), held=self._kept.groups, stretch=self._kept.stretch)
 
     def _choose_target(self, router_id: str, held: str | None, model: str) -> str | None:
         """The router's own group, the one it held before, or a free one."""
@@ -473,20 +474,28 @@ async def read_client_keys(name: str) -> LinkKeys:
 
 
 class DemandReader(Generic[Demand]):
-    """Reads the routers' demand from the directory of that name, which is looked up again after a failure."""
+    """Reads the routers' demand from the directory of that name, which is looked up again after a failure. Where the
+    directory has very many callers, an answer is returned as many times as it says."""
 
     def __init__(self, directory_name: str, ask: Callable[[DirectoryHandle], Awaitable[Demand]]) -> None:
         self._directory_name = directory_name
         self._ask = ask
         self._directory: DirectoryHandle | None = None
+        self._last: Demand | None = None
+        self._times_left = 0  # for which the last answer is good
 
     async def read(self) -> Demand | None:
         """None while the directory does not answer."""
+        self._times_left -= 1
+        if self._times_left > 0:
+            return self._last
         try:
             directory = self._directory or await asyncio.to_thread(find_directory, self._directory_name)
             self._directory = directory
             async with asyncio.timeout(_DEMAND_TIMEOUT_S):
-                return await self._ask(directory)
+                self._last = await self._ask(directory)
+            self._times_left = self._last.stretch
+            return self._last
         except (RayError, ValueError, TimeoutError) as error:
             logger.warning("the directory did not say what routers want of workers: %r", error)
             self._directory = None

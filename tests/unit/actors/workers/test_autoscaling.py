@@ -176,6 +176,17 @@ async def test_a_group_records_nothing_while_the_directory_is_away_so_that_none_
     assert await Shell(directory_that(ActorUnavailableError("away", None))).record_autoscaling_stats() == {}
 
 
+async def test_demand_is_asked_for_less_often_where_the_directory_has_very_many_callers():
+    answers = [TargetDemand(1.0, stretch=3), TargetDemand(2.0), TargetDemand(3.0)]
+
+    async def ask(_: object) -> TargetDemand:
+        return answers.pop(0)
+
+    reader = DemandReader("nobody", ask)
+    reader._directory = SimpleNamespace()
+    assert [(await reader.read()).queue_s for _ in range(5)] == [1.0, 1.0, 1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize(("groups", "max_groups"), [(0, 4), (5, 4), (1, 1025)])
 def test_fewer_groups_than_one_or_more_than_the_most_are_refused(groups, max_groups):
     with pytest.raises(ValidationError, match="groups"):

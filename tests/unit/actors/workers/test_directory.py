@@ -151,6 +151,7 @@ def test_very_many_callers_are_told_to_call_less_often_and_what_they_hold_lasts_
     num_calls = 0
     go_on(20)
     assert num_calls / 20 <= 750
+    assert directory.draft_demand().stretch == directory.target_demand().stretch == 4
     for number in range(100, 1600):
         directory.remove(f"w{number}", 1)
         del due[f"w{number}"]
