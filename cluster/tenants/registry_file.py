@@ -46,7 +46,9 @@ def read_registry(path: Path) -> Registry | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of writers. Raises ConfigError if the directory cannot be written."""
+    """Hold the lock of writers, beside the file itself: others may have another link to it. Raises ConfigError if the
+    directory cannot be written."""
+    path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)

@@ -174,6 +174,27 @@ def test_a_file_written_anew_keeps_its_mode_and_place(tmp_path, monkeypatch):
     assert (stat.S_IMODE(path.stat().st_mode), link.is_symlink()) == (0o640, True)
     assert path.stat().st_ino != inode
     assert len(read_registry(path)) == 2
+    assert path.with_name("tenants.json.lock").exists()  # whoever writes to it by another name waits, too
+    assert not link.with_name("tenants.json.lock").exists()
+
+
+def test_a_mounted_secret_that_is_exchanged_is_read_whole(tmp_path):
+    path, clock = tmp_path / "tenants.json", Clock()
+    path.symlink_to("..data/tenants.json")
+
+    def mount(version: str, names: list[str]) -> None:
+        (tmp_path / version).mkdir()
+        listed = (tenant_of(number, name) for number, name in enumerate(names))
+        write_registry(tmp_path / version / "tenants.json", Registry(listed, "ab" * 32))
+        (tmp_path / "..new").symlink_to(version)
+        os.replace(tmp_path / "..new", tmp_path / "..data")
+
+    mount("1", ["a"])
+    follower = RegistryFollower(path, lambda: None, clock)
+    for version, names in {"2": ["b", "c", "d"], "3": ["c"]}.items():
+        mount(version, names)
+        clock.now += 2.0
+        assert [tenant.name for tenant in follower.current().tenants] == names
 
 
 def test_a_file_that_becomes_readable_is_read(tmp_path, monkeypatch):
