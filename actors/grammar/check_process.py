@@ -1,20 +1,22 @@
-"""Compiles grammars in a process of their own: llguidance may run out of stack, memory or time on a hostile one.
+"""Compiles grammars in processes of their own: llguidance may run out of stack, memory or time on a hostile one.
 
-Reads parts from standard input, each with its length in 8 bytes before it: the tokenizer as JSON, the vocabulary's size
-and the end-of-sequence ids as JSON, then grammars. Writes an empty part when it is ready, and of each grammar what is
-wrong with it, empty if nothing is.
+This one loads a vocabulary and forks a child for each grammar, and so stays fit for the next. It reads the tokenizer,
+the vocabulary's size and the end-of-sequence ids as JSON from standard input. Standard output is a Unix socket, from
+which it takes a connection for each grammar; it and its children end with that socket. A child writes its process id in
+8 bytes, reads the grammar to its end, and writes "=" and what is wrong with it, nothing if nothing is.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
-import struct
+import signal
+import socket
 import sys
 import threading
 import time
-from typing import IO
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -27,29 +29,12 @@ _MOST_STEP_S = 0.05  # of processor time, for a mask and the way behind a token
 _STACK_BYTES = 4 << 20  # less than a router's threads have
 
 
-def read_part(stream: IO[bytes]) -> bytes | None:
-    """None at the end of the stream."""
-    head = stream.read(8)
-    return stream.read(struct.unpack("<Q", head)[0]) if len(head) == 8 else None
-
-
-def write_part(stream: IO[bytes], part: bytes) -> None:
-    stream.write(struct.pack("<Q", len(part)) + part)
-    stream.flush()
-
-
-def _serve() -> None:
-    tokenizer, rest = read_part(sys.stdin.buffer), read_part(sys.stdin.buffer)
-    if tokenizer is None or rest is None:
-        return
-    vocab_size, eos_token_ids = json.loads(rest)
-    vocabulary = LLTokenizer(tokenizer.decode(), n_vocab=vocab_size, eos_token=eos_token_ids)
-    write_part(sys.stdout.buffer, b"")  # ready
-    while (text := read_part(sys.stdin.buffer)) is not None:
-        write_part(
-            sys.stdout.buffer,
-            _problem(LLMatcher(vocabulary, text.decode(), log_level=0, limits=LIMITS), vocabulary).encode(),
-        )
+def _try(vocabulary: LLTokenizer, connection: socket.socket) -> None:
+    connection.sendall(os.getpid().to_bytes(8, "little"))
+    text = connection.makefile("rb").read().decode()
+    problem = _problem(LLMatcher(vocabulary, text, log_level=0, limits=LIMITS), vocabulary)
+    connection.sendall(b"=" + problem.encode())
+    connection.shutdown(socket.SHUT_WR)  # before it ends, which takes longer the more memory it has used
 
 
 def _problem(matcher: LLMatcher, vocabulary: LLTokenizer) -> str:
@@ -77,11 +62,22 @@ def _tokens_in(mask: bytes) -> list[int]:
 
 
 def main() -> None:
+    os.setpgrp()  # of this process and its children alone
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
     threading.stack_size(_STACK_BYTES)
-    thread = threading.Thread(target=_serve)
-    thread.start()
-    thread.join()
+    tokenizer, vocab_size, eos_token_ids = json.load(sys.stdin)
+    vocabulary = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_token_ids)
+    requests = socket.socket(fileno=sys.stdout.fileno())
+    while connections := socket.recv_fds(requests, 1, 1)[1]:
+        if os.fork() == 0:  # safe, as this process has one thread
+            requests.close()
+            thread = threading.Thread(target=_try, args=(vocabulary, socket.socket(fileno=connections[0])))
+            thread.start()
+            thread.join()
+            os._exit(0)
+        os.close(connections[0])
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 CHAIN = "start: r0\n" + "".join(f"r{index}: r{index + 1}\n" for index in range(3000)) + 'r3000: "a"\n'
 REFERENCES = {"$defs": {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(3000)}, "$ref": "#/$defs/d0"}
 REFERENCES["$defs"]["d3000"] = {"type": "string"}
+SLOW = LLMatcher.grammar_from_json_schema({"type": "integer", "multipleOf": 9999991})
 
 
 @pytest.mark.parametrize(
@@ -194,9 +197,26 @@ def test_a_router_compiles_grammars_though_it_has_no_torch_loaded(tmp_path: Path
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
+def warm_process(grammars: Grammars) -> psutil.Process:
+    return psutil.Process(grammars._vocabulary.checker._warm[0].pid)
+
+
+def suspend(process: psutil.Process) -> None:
+    process.suspend()  # as on a machine with other work
+    while process.status() != psutil.STATUS_STOPPED:  # a signal takes effect after it was sent
+        time.sleep(0.01)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("much_s", "error", "reason"),
-    [(0.5, Overloaded, "could not be tried within 0.2 s"), (0.0, InvalidRequest, "it takes more than 0 s")],
+    [(0.5, Overloaded, "could not be tried within 0.2 s"), (0.0, InvalidRequest, r"it takes more than 0[\d.]* s")],
 )
 def test_a_grammar_that_gets_no_answer_is_refused_for_now_unless_it_has_taken_much_time(
     monkeypatch, much_s: float, error: type[Exception], reason: str
@@ -205,14 +225,55 @@ def test_a_grammar_that_gets_no_answer_is_refused_for_now_unless_it_has_taken_mu
     grammars.matcher('start: "a"')
     monkeypatch.setattr(checker, "_MOST_WAIT_S", 0.2)
     monkeypatch.setattr(checker, "_MUCH_S", much_s)
-    process = psutil.Process(grammars._vocabulary.checker._idle[0].pid)
-    process.suspend()  # as on a machine with other work
-    while process.status() != psutil.STATUS_STOPPED:  # a signal takes effect after it was sent
-        time.sleep(0.01)
+    monkeypatch.setattr(checker, "_COMMON_S", 0.0)
+    monkeypatch.setattr(checker, "_give_way", suspend)
     with pytest.raises(error, match=reason):
-        grammars.matcher('start: "b"')
+        grammars.matcher(SLOW)
     monkeypatch.undo()
     assert grammars.matcher('start: "c"').forced_tokens()
+
+
+def test_a_process_that_starts_none_for_a_grammar_is_replaced(monkeypatch) -> None:
+    grammars = Grammars(toy_tokenizer, 376, [0], "toy")
+    grammars.matcher('start: "a"')
+    monkeypatch.setattr(checker, "_START_S", 0.2)
+    suspend(warm_process(grammars))
+    with pytest.raises(Overloaded, match="no process for it has started"):
+        grammars.matcher('start: "b"')
+    monkeypatch.undo()
+    assert grammars.matcher('start: "b"').forced_tokens()
+
+
+def test_a_slow_grammar_costs_others_neither_the_process_nor_a_wait(monkeypatch) -> None:
+    grammars = Grammars(toy_tokenizer, 376, [0], "toy")
+    grammars.matcher('start: "first"')
+    warm = warm_process(grammars)
+    monkeypatch.setattr(checker, "_MOST_S", 1.0)
+    monkeypatch.setattr(checker, "_start", None)
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(grammars.matcher, SLOW)
+        wait_until(warm.children)
+        assert grammars.matcher('start: "meanwhile"').forced_tokens()
+        assert not slow.done()
+        with pytest.raises(InvalidRequest, match="it takes more than 1 s"):
+            slow.result()
+    assert grammars.matcher('start: "afterwards"').forced_tokens()
+    assert warm_process(grammars) == warm
+    wait_until(lambda: not warm.children())  # none of them is left as a zombie
+
+
+def test_the_processes_end_with_their_socket_also_while_a_grammar_is_tried() -> None:
+    grammars = Grammars(toy_tokenizer, 376, [0], "toy")
+    grammars.matcher('start: "a"')
+    warm = warm_process(grammars)
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(grammars.matcher, SLOW)
+        wait_until(warm.children)
+        children = warm.children()
+        grammars._vocabulary.checker._warm[1].close()
+        with pytest.raises(InvalidRequest, match="too large"):  # as where a grammar ends its process
+            slow.result()
+    assert psutil.wait_procs([*children, grammars._vocabulary.checker._warm[0]], timeout=10)[1] == []
 
 
 def test_a_grammar_that_takes_long_gives_way_to_all_others_and_the_next_one_does_not(monkeypatch):
@@ -222,9 +283,9 @@ def test_a_grammar_that_takes_long_gives_way_to_all_others_and_the_next_one_does
     compiled_at: list[int] = []
     give_way, timed = checker._give_way, grammars_module._timed
 
-    def noted(pid: int) -> None:
-        give_way(pid)
-        policies.extend(os.sched_getscheduler(thread.id) for thread in psutil.Process(pid).threads())
+    def noted(process: psutil.Process) -> None:
+        give_way(process)
+        policies.extend(os.sched_getscheduler(thread.id) for thread in process.threads())
 
     def niceness_noted(*arguments):
         compiled_at.append(niceness())
@@ -236,13 +297,13 @@ def test_a_grammar_that_takes_long_gives_way_to_all_others_and_the_next_one_does
     monkeypatch.setattr(checker, "_give_way", noted)
     monkeypatch.setattr(grammars_module, "_timed", niceness_noted)
     monkeypatch.setattr(checker, "_COMMON_S", 0.04)
-    properties = {f"p{index}": {"type": "integer"} for index in range(2000)}  # 0.4 s, and allowed
+    properties = {f"p{index}": {"type": "integer"} for index in range(5000)}  # 0.3 s, and allowed
     grammars.matcher(LLMatcher.grammar_from_json_schema({"properties": properties, "required": list(properties)}))
     assert policies == [os.SCHED_IDLE, os.SCHED_IDLE]
     monkeypatch.setattr(checker, "_COMMON_S", 10.0)
     grammars.matcher('start: "behind"')
     assert compiled_at == [min(19, niceness() + 10), niceness()]
-    for thread in psutil.Process(grammars._vocabulary.checker._idle[0].pid).threads():
+    for thread in warm_process(grammars).threads():
         assert os.sched_getscheduler(thread.id) == os.sched_getscheduler(0)
         assert os.getpriority(os.PRIO_PROCESS, thread.id) == min(19, niceness() + 10)
 
@@ -263,7 +324,7 @@ def test_an_answer_whose_masks_take_long_for_long_is_not_followed_any_further(mo
 def test_a_process_that_was_killed_while_it_waited_costs_no_grammar():
     grammars = toy_grammars()[0]
     grammars.matcher('start: "one"')
-    process = grammars._vocabulary.checker._idle[0]
+    process = grammars._vocabulary.checker._warm[0]
     process.kill()
     process.wait()
     assert grammars.matcher('start: "another"').forced_tokens()
