@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections import deque
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Callable
 from operator import attrgetter
 from typing import get_args
 
@@ -25,8 +26,9 @@ from cluster.router.prefill_budget import prefill_rows
 from cluster.router.scheduler import LONGEST_RETRY_S, SHORTEST_RETRY_S, Scheduler
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
+from cluster.router.turn_order import TurnOrder
 
-_OLDEST_EVERY = 8  # places; one of so many goes to whoever has waited longest
+_OLDEST_EVERY = 8  # one of so many places, and of those who enter, is for whoever has waited longest
 _KEPT = 0.98  # weight of earlier answers with each one that ends
 _MOST_RETURNS = 10_000  # known of a class: by then the longest time is told anyway
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
@@ -48,7 +50,7 @@ class _Answers:
 
     @property
     def length(self) -> float:
-        return self.tokens / self.count if self.count else _FIRST_ANSWER
+        return max(1.0, self.tokens / self.count) if self.count else _FIRST_ANSWER
 
     @property
     def uncached_share(self) -> float:
@@ -74,7 +76,9 @@ class ObjectiveScheduler(Scheduler):
         self._charged: dict[str, float] = {}  # tokens that a request's tenant has been charged for it
         self._kept: set[str] = set()  # requests that keep their places
         self._num_entered = 0
-        self._returns = {kind: deque[float](maxlen=_MOST_RETURNS) for kind in _CLASSES}  # of those who were refused
+        self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # of those who were refused
+        self._num_waiting: Counter[ServiceClass] = Counter()
+        self._orders: dict[ServiceClass, TurnOrder] = {}  # of those who wait, before one round
 
     # Who waits
 
@@ -88,17 +92,27 @@ class ObjectiveScheduler(Scheduler):
 
     def _num_queued_of(self, kind: ServiceClass) -> int:
         """Sequences of the class that wait beyond those for whom there are places."""
-        waiting = sum(sequence.request.service_class == kind for sequence in self.waiting.values())
-        if kind == "batch":
-            waiting += len(self.paused)
-        return waiting - self._num_free(kind)
+        paused = len(self.paused) if kind == "batch" else 0
+        return self._num_waiting[kind] + paused - self._num_free(kind)
+
+    def _put_last(self, sequence: Sequence) -> None:
+        super()._put_last(sequence)
+        self._num_waiting[sequence.request.service_class] += 1
+
+    def _take_out(self, sequence: Sequence) -> None:
+        super()._take_out(sequence)
+        self._num_waiting[sequence.request.service_class] -= 1
+
+    def _waiting_of(self, kind: ServiceClass) -> list[Sequence]:
+        if not self._num_waiting[kind]:
+            return []
+        return [sequence for sequence in self.waiting.values() if sequence.request.service_class == kind]
 
     def _num_free(self, kind: ServiceClass) -> int:
         """Places that sequences of the class may take."""
         if kind == "interactive":
             return max(0, self._places - sum(not self._may_pause(sequence) for sequence in self.running))
-        others = sum(not _is_batch(sequence) for sequence in self.waiting.values())
-        return max(0, self._config.max_running - len(self.running) - others)
+        return max(0, self._config.max_running - len(self.running) - self._num_waiting["interactive"])
 
     @property
     def _places(self) -> int:
@@ -134,21 +148,27 @@ class ObjectiveScheduler(Scheduler):
         """seconds: until there is room for one more. Those who were sent away before come back one after the other, as
         places become free, and this one after them."""
         returns = self._returns[kind]
-        while returns and returns[0] <= now:
-            returns.popleft()
+        del returns[: bisect_right(returns, now)]
         in_turn_s = seconds + len(returns) / self._ends_per_s(kind)
         retry_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
-        returns.append(now + retry_s)
+        if len(returns) < _MOST_RETURNS:
+            insort(returns, now + retry_s)
         return retry_s
 
     def _expected_first_token_s(self, sequence: Sequence, now: float) -> tuple[float, float]:
         """Seconds to a first token, with what is before it and alone."""
         kind = sequence.request.service_class
         row_s = self._row_s()
-        rank = self._rank(sequence, now, row_s)
-        ahead = [other for other in (*self.paused, *self.waiting.values()) if self._rank(other, now, row_s) < rank]
-        same = sum(other.request.service_class == kind for other in ahead)
-        lacking = max(0, same + 1 - self._num_free(kind))  # places that must become free
+        urgency, spent = self._urgency(kind, now), self._turns[kind].spent
+
+        def rank(other: Sequence) -> tuple[tuple[bool, bool], float, int]:
+            return urgency(other), spent(other.request.tenant), other.arrival
+
+        own_rank = rank(sequence)
+        ahead = [other for other in self._lacking_place(kind) if rank(other) < own_rank]
+        lacking = max(0, len(ahead) + 1 - self._num_free(kind))  # places that must become free
+        if kind == "batch":
+            ahead += self._waiting_of("interactive")
         # Ends come at random: with a standard deviation more, five of six such requests are in time.
         wait_s = (lacking + math.sqrt(lacking)) / self._ends_per_s(kind)
         running = [other for other in self.running if other.num_uncomputed > 1 and not self._is_behind(other, sequence)]
@@ -181,57 +201,71 @@ class ObjectiveScheduler(Scheduler):
 
     # Order
 
-    def _rank(self, sequence: Sequence, now: float, row_s: float) -> tuple[bool, bool, bool, float, int]:
-        """Least first. row_s: seconds a prompt row."""
-        request, progress = sequence.request, sequence.progress
-        has_begun = request.num_output_in_prompt > 0 or progress.started_at is not None
-        spent = self._turns[request.service_class].spent(request.tenant)
-        return _is_batch(sequence), not has_begun, self._is_late(sequence, now, row_s), spent, sequence.arrival
+    def _urgency(self, kind: ServiceClass, now: float) -> Callable[[Sequence], tuple[bool, bool]]:
+        """Of sequences of the class, least first: whether it has not begun, and whether its first token can no longer
+        be in time."""
+        ttft_s = self._objectives[kind].ttft_s
+        row_s = 0.0 if ttft_s is None else self._row_s()
 
-    def _is_late(self, sequence: Sequence, now: float, row_s: float) -> bool:
-        """Whether its first token can no longer be in time."""
-        ttft_s = self._objectives[sequence.request.service_class].ttft_s
-        if ttft_s is None:
-            return False
-        return now + self._prompt_rows(sequence) * row_s > sequence.progress.arrived_at + ttft_s
+        def urgency(sequence: Sequence) -> tuple[bool, bool]:
+            progress = sequence.progress
+            has_begun = progress.started_at is not None or sequence.request.num_output_in_prompt > 0
+            if ttft_s is None:
+                return not has_begun, False
+            return not has_begun, now + self._prompt_rows(sequence) * row_s > progress.arrived_at + ttft_s
+
+        return urgency
+
+    def _lacking_place(self, kind: ServiceClass) -> list[Sequence]:
+        return self._waiting_of(kind) + (self.paused if kind == "batch" else [])
 
     @property
     def may_admit(self) -> bool:
         if len(self.running) < self._config.max_running:
             return bool(self.waiting or self.paused)
-        return self._has_interactive_waiting and self._num_free("interactive") > 0
+        return self._num_waiting["interactive"] > 0 and self._num_free("interactive") > 0
 
-    @property
-    def _has_interactive_waiting(self) -> bool:
-        return not all(map(_is_batch, self.waiting.values()))
+    def admit(self, free_blocks: int, now: float) -> None:
+        super().admit(free_blocks, now)
+        self._orders.clear()
 
     def _next(self, now: float) -> Sequence | None:
-        candidates = [*self.paused, *self.waiting.values()]
         is_full = len(self.running) >= self._config.max_running
-        pausable = [one for one in self.running if self._may_pause(one)]
-        if not candidates or (is_full and not pausable):
+        if not (self.waiting or self.paused) or (is_full and not any(map(self._may_pause, self.running))):
             return None
-        if self._num_entered % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-            oldest = min(candidates + pausable, key=attrgetter("arrival"))
+        if self._is_turn_of_oldest:
+            candidates = [*self.paused, *self.waiting.values()]
+            oldest = min(candidates + list(filter(self._may_pause, self.running)), key=attrgetter("arrival"))
             self._kept.add(oldest.request_id)
             if oldest in candidates:
                 return oldest
             self._num_entered += 1
-        allowed = [kind for kind in _CLASSES if (not is_full if kind == "batch" else self._num_free(kind))]
-        candidates = [one for one in candidates if one.request.service_class in allowed]
-        if not candidates:
-            return None
-        for kind in _CLASSES:
-            self._turns[kind].wait({one.request.tenant for one in candidates if one.request.service_class == kind})
-        row_s = self._row_s()
-        return min(candidates, key=lambda one: self._rank(one, now, row_s))
+        if self._num_waiting["interactive"] and self._num_free("interactive"):
+            return self._order("interactive", now).first()
+        return None if is_full else self._order("batch", now).first()
+
+    @property
+    def _is_turn_of_oldest(self) -> bool:
+        if self._num_entered % _OLDEST_EVERY < _OLDEST_EVERY - 1:
+            return False
+        # Batch answers may be many times as long as others: more of them than that would take most places in the end.
+        return sum(one.request_id in self._kept for one in self.running) * _OLDEST_EVERY < self._config.max_running
+
+    def _order(self, kind: ServiceClass, now: float) -> TurnOrder:
+        order = self._orders.get(kind)
+        if order is None:
+            order = TurnOrder(self._lacking_place(kind), self._urgency(kind, now), self._turns[kind])
+            self._orders[kind] = order
+        return order
 
     def _enter(self, sequence: Sequence) -> None:
         self._num_entered += 1
         if sequence in self.paused:
             self.paused.remove(sequence)
         else:
-            del self.waiting[sequence.request_id]
+            self._take_out(sequence)
+        for order in self._orders.values():
+            order.leave(sequence)
         if len(self.running) >= self._config.max_running:
             victim = next(one for one in reversed(self.running) if self._may_pause(one))
             self.running.remove(victim)
@@ -264,7 +298,7 @@ class ObjectiveScheduler(Scheduler):
                 if left < 0:
                     continue
             chosen.append(sequence)
-        return chosen or self.running[:1]
+        return chosen
 
     def gives_way(self, sequence: Sequence) -> bool:
         return self._may_pause(sequence)

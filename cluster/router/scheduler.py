@@ -98,7 +98,7 @@ class Scheduler:
             self._put_first(sequence)
             return
         self._check_room(sequence, now)
-        self.waiting[sequence.request_id] = sequence
+        self._put_last(sequence)
 
     def _observe_queue(self, now: float) -> None:
         self._finish_rate.observe(self._num_queued > 0, now)
@@ -163,7 +163,7 @@ class Scheduler:
         return bool(self.waiting) and len(self.running) < self._config.max_running
 
     def _enter(self, sequence: Sequence) -> None:
-        del self.waiting[sequence.request_id]
+        self._take_out(sequence)
         insort(self.running, sequence, key=attrgetter("arrival"))
 
     def round_limit_s(self, now: float) -> float:
@@ -185,7 +185,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence, now: float | None) -> None:
         """Remove an ended sequence. now is None when it leaves the queue without a round."""
-        if self.waiting.pop(sequence.request_id, None) is not None:
+        if sequence.request_id in self.waiting:
+            self._take_out(sequence)
             return
         if now is not None:
             self._observe_queue(now)
@@ -212,9 +213,15 @@ class Scheduler:
             self._credits = 0
         self._pressure = _PRESSURE_ROUNDS
 
-    def _put_first(self, sequence: Sequence) -> None:
+    def _put_last(self, sequence: Sequence) -> None:
         self.waiting[sequence.request_id] = sequence
+
+    def _put_first(self, sequence: Sequence) -> None:
+        self._put_last(sequence)
         self.waiting.move_to_end(sequence.request_id, last=False)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        del self.waiting[sequence.request_id]
 
     def sequences(self) -> Iterable[Sequence]:
         yield from self.held

@@ -163,6 +163,18 @@ def test_a_batch_request_ends_however_many_interactive_ones_come(tpot_s):
         assert number < 200
 
 
+def test_long_batch_answers_keep_one_of_eight_places_beside_interactive_ones():
+    batch = [request(f"b{index}", BATCH, tokens=200) for index in range(8)]
+    core, target = make_core(*batch, max_running=8, max_waiting=100, ttft_s=None)
+    clock, shares = Clock(core, target), []
+    for number in range(100):
+        for index in range(8):
+            if core.num_waiting < 20:
+                core.add(request(f"x{number}-{index}", tokens=4), clock.now)
+        shares += [sum(name.startswith("b") for name in names) for names in clock.run(1)]
+    assert shares[-50:] == [1] * 50
+
+
 def test_who_lacks_kv_blocks_takes_them_from_batch_requests():
     core, target = make_core(max_running=4)
     target.total_blocks = target.free_blocks = 12
