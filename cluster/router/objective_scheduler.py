@@ -251,6 +251,13 @@ class ObjectiveScheduler(Scheduler):
         # Batch answers may be many times as long as others: more of them than that would take most places in the end.
         return sum(one.request_id in self._kept for one in self.running) * _OLDEST_EVERY < self._config.max_running
 
+    def _blocks_at_hand(self, sequence: Sequence) -> int:
+        """A paused one has its own; interactive ones take those of batch sequences, which are preempted first."""
+        holders = [sequence]
+        if not _is_batch(sequence):
+            holders = self.paused + list(filter(self._may_pause, self.running))
+        return sum(-(-one.target.num_computed // self._block_size) for one in holders)
+
     def _order(self, kind: ServiceClass, now: float) -> TurnOrder:
         order = self._orders.get(kind)
         if order is None:

@@ -145,13 +145,17 @@ class Scheduler:
         while (head := self._next(now)) is not None:
             if self._pressure and self.running:
                 needed = -(-(head.num_tokens + 1) // self._block_size) + len(self.running)
-                if free_blocks >= needed:
+                if free_blocks + self._blocks_at_hand(head) >= needed:
                     free_blocks -= needed
                 elif self._credits:
                     self._credits -= 1
                 else:
                     return
             self._enter(head)
+
+    def _blocks_at_hand(self, sequence: Sequence) -> int:
+        """Blocks beside the free ones that it may have."""
+        return 0
 
     def _next(self, now: float) -> Sequence | None:
         """Who runs next; None: nobody can."""

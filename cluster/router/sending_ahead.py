@@ -99,7 +99,7 @@ class SendingAhead:
     def plan(self, round: Round, round_id: int, now: float) -> VerifyAhead | None:
         """The message that sends the round after `round` ahead; None: it is planned when `round` is done."""
         self.drop()
-        if not self.is_on or not self._may_follow(round):
+        if not self.is_on or not self._may_follow(round, now):
             return None
         planned = _tentative_round(round_id, round, now)
         if not planned.entries:
@@ -137,10 +137,12 @@ class SendingAhead:
         self._sent = _Sent(message, planned, {entry.seq_id: i for i, entry in enumerate(planned.entries)}, merged)
         return message
 
-    def _may_follow(self, round: Round) -> bool:
+    def _may_follow(self, round: Round, now: float) -> bool:
         """Whether the next round can be planned before this one's result: everyone decodes, by CPU drafts alone."""
         running = self._scheduler.running
         if self._scheduler.may_admit:
+            return False
+        if len(self._scheduler.taking_part(self._scheduler.round_limit_s(now))) < len(running):
             return False
         # A round that explores is planned with its drafts at hand.
         if round.traffic.explore_in <= 1 or self._choice.requires_rows or self._drafting.remote.has_workers:

@@ -80,6 +80,22 @@ def test_a_round_that_would_be_too_long_for_a_stream_has_no_batch_rows():
     assert clock.run(1) == [["b0", "b1", "b2"]]
 
 
+def test_no_round_is_sent_ahead_with_batch_rows_for_which_streams_leave_no_time():
+    requests = [request(name, kind, prompt=1, tokens=40) for name, kind in (("b", BATCH), ("x", INTERACTIVE))]
+    core, target = make_core(*requests, send_ahead="on")
+    clock = Clock(core, target)
+    clock.run(3)
+    round, _ = core.plan_round(clock.now)
+    core.draft_locally(round)
+    core.assemble(round, {})
+    assert [entry.sequence.request_id for entry in round.entries] == ["b", "x"]
+    assert core.plan_ahead(round, clock.now + 60.0) is not None  # a late stream can have rounds that are shorter still
+    target_s = core.step_times.seconds(2)
+    for _ in range(20):
+        core.step_times.observe(2, 100 * target_s)
+    assert core.plan_ahead(round, clock.now + 60.0) is None
+
+
 def test_a_request_whose_first_token_would_be_late_is_refused_and_told_when_to_come_back():
     core, target = make_core(ttft_s=2.0, max_running=2, seconds=lambda rows: 0.1)
     clock = Clock(core, target)
@@ -161,6 +177,19 @@ def test_a_batch_request_ends_however_many_interactive_ones_come(tpot_s):
             number += 1
         ended += last_rounds(toy_round(core, target.verify, number * 0.01).events)
         assert number < 200
+
+
+def test_short_of_kv_blocks_interactive_requests_need_not_wait_for_those_of_batch_ones():
+    core, target = make_core(*(request(f"b{index}", BATCH, prompt=12, tokens=30) for index in range(2)), max_running=3)
+    target.total_blocks = target.free_blocks = 12
+    clock = Clock(core, target)
+    clock.run(6)
+    for name in "xyz":
+        core.add(request(name, prompt=8, tokens=20), clock.now)
+        assert any(name in names for names in clock.run(4))
+    assert core.counters.preempted
+    answers = texts_of(serve(core, target.verify))
+    assert len(answers) == 5
 
 
 def test_long_batch_answers_keep_one_of_eight_places_beside_interactive_ones():
