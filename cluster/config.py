@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -24,6 +24,9 @@ from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError
 from cluster.gateway_config import GatewayConfig
 from cluster.validation import describe
+
+if TYPE_CHECKING:
+    from actors.messages import ServiceClass
 
 MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
 MOST_DRAFT_ROWS = 512  # of a round, where speculation.max_rows does not say
@@ -116,6 +119,9 @@ class ObjectivesConfig(Options):
     @property
     def are_set(self) -> bool:
         return self != ObjectivesConfig()
+
+    def of(self, service_class: ServiceClass) -> Objective:
+        return self.batch if service_class == "batch" else self.interactive
 
 
 class RouterConfig(Options):

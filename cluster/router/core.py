@@ -15,7 +15,7 @@ import msgspec
 
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import CACHE, OUROBOROS
-from actors.errors import LinkError, ModelError, Overloaded
+from actors.errors import LinkError, ModelError, ObjectiveUnreachable, Overloaded
 from actors.grammar.matcher import GrammarMatcher
 from actors.messages import (
     DraftResult,
@@ -48,6 +48,7 @@ from cluster.router.guarded_sink import GuardedSink, SharedLearning
 from cluster.router.head_drafting import HeadDrafting
 from cluster.router.load import AnswerCosts, router_load
 from cluster.router.objective_scheduler import ObjectiveScheduler
+from cluster.router.objectives import is_within
 from cluster.router.open_requests import OpenRequests
 from cluster.router.prefill_budget import PromptRound, next_prefill_rows, prefill_rows, prompt_round, rows_within
 from cluster.router.proposals import Proposals
@@ -194,8 +195,9 @@ class RouterCore:
         )
         try:
             self._scheduler.enqueue(sequence, now)
-        except Overloaded:
+        except Overloaded as error:
             self.counters.refused += 1
+            self.counters.unreachable[request.service_class] += isinstance(error, ObjectiveUnreachable)
             raise
         self._requests.open(sequence)
         self._sink.follow(request)
@@ -419,6 +421,7 @@ class RouterCore:
         self._learn(round, result, taken.emitted, now)
         self.ahead.observe(round, result, taken.emitted, now)
         for sequence in taken.finished:
+            self._count_answer(sequence, now)
             self._sink.finished(sequence)
             self._requests.release(sequence, now)
         if taken.starved:
@@ -476,6 +479,14 @@ class RouterCore:
         self._drafting.head.observe(round, emitted, result)
         self._teaching.teach(round, result, emitted)
         self._sink.share(round, emitted)
+
+    def _count_answer(self, sequence: Sequence, now: float) -> None:
+        request = sequence.request
+        if request.num_output_in_prompt:
+            return  # when its first token came, the router before knew
+        self.counters.answers[request.service_class] += 1
+        if is_within(self._config.objectives.of(request.service_class), sequence, now):
+            self.counters.good_answers[request.service_class] += 1
 
     def _count_failure(self, round: Round) -> None:
         for sequence in count_failed_round(round):

@@ -35,13 +35,16 @@ _PREFILL_TIME = _histogram(
 
 @dataclass(slots=True)
 class RouterCounters:
-    """Monotonic counts; the Counters are by source (a drafter's name)."""
+    """Monotonic counts; the Counters are by source (a drafter's name) or by class of requests."""
 
     rounds: int = 0  # committed
     rows: int = 0  # computed by the target
     verify_s: float = 0.0  # the target's own time, without its head's
     head_s: float = 0.0
     refused: int = 0  # Overloaded
+    unreachable: Counter[str] = field(default_factory=Counter)  # of those, ObjectiveUnreachable, by class
+    answers: Counter[str] = field(default_factory=Counter)  # that have begun and finished here, by class
+    good_answers: Counter[str] = field(default_factory=Counter)  # of those, within the objectives of their class
     emitted_tokens: int = 0
     draft_tokens: int = 0  # tree nodes verified
     drafted_tokens: Counter[str] = field(default_factory=Counter)  # the same, by the source that was most sure

@@ -68,7 +68,7 @@ class ObjectiveScheduler(Scheduler):
     def __init__(self, config: RouterConfig, block_size: int, step_times: StepTimeCurve) -> None:
         super().__init__(config, block_size)
         self.paused: list[Sequence] = []
-        self._objectives = {"interactive": config.objectives.interactive, "batch": config.objectives.batch}
+        self._objectives = {kind: config.objectives.of(kind) for kind in _CLASSES}
         self._step_times = step_times
         self._turns = {kind: FairTurns() for kind in _CLASSES}
         self._rates = {kind: FinishRate() for kind in _CLASSES}
@@ -227,6 +227,10 @@ class ObjectiveScheduler(Scheduler):
 
     def admit(self, free_blocks: int, now: float) -> None:
         super().admit(free_blocks, now)
+        # Tenants that come until the next round begin where those who still wait are: they must not push aside whom
+        # admission has promised a first token in time.
+        for kind in self._orders:
+            self._turns[kind].wait({sequence.request.tenant for sequence in self._lacking_place(kind)})
         self._orders.clear()
 
     def _next(self, now: float) -> Sequence | None:

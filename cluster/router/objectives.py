@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from math import inf
 
+from cluster.config import Objective
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 
@@ -28,6 +29,16 @@ def round_limit_s(streams: Iterable[Sequence], tpot_s: float | None, now: float)
         pace = emitted / max(1, progress.stats.rounds)
         limit_s = min(limit_s, max(saved_s, _LEAST_PACE * AIMED * tpot_s * pace))
     return limit_s
+
+
+def is_within(objective: Objective, sequence: Sequence, now: float) -> bool:
+    """Whether an answer that ends now has met its objective."""
+    progress = sequence.progress
+    first_at = now if progress.first_at is None else progress.first_at
+    if objective.ttft_s is not None and first_at - progress.arrived_at > objective.ttft_s:
+        return False
+    later_tokens = sequence.num_tokens - sequence.num_prompt - 1
+    return objective.tpot_s is None or now - first_at <= objective.tpot_s * later_tokens
 
 
 def most_sequences(step_times: StepTimeCurve, limit_s: float, most: int) -> int:

@@ -37,7 +37,7 @@ class Record:
         return (self.ended_at - self.first_at) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def is_good(self, objectives: ObjectivesConfig) -> bool:
-        own = objectives.batch if self.service_class == "batch" else objectives.interactive
+        own = objectives.of(self.service_class)
         is_slow = self.tpot_s is not None and own.tpot_s is not None and self.tpot_s > own.tpot_s
         return self.outcome == "answered" and not is_slow and (own.ttft_s is None or self.ttft_s <= own.ttft_s)
 

@@ -118,6 +118,7 @@ def test_a_request_whose_first_token_would_be_late_is_refused_and_told_when_to_c
         add_many()
     assert len(came) > 2
     assert core.counters.refused == 1
+    assert core.counters.unreachable[INTERACTIVE] == 1
     began, retry_s = clock.now, refusal.value.retry_after_s
     assert 1.0 <= retry_s <= 3.0
     core.add(request("b", BATCH), clock.now)  # nothing is promised to it
@@ -125,6 +126,20 @@ def test_a_request_whose_first_token_would_be_late_is_refused_and_told_when_to_c
         clock.run(1)
     assert all(clock.first_at[name] - at <= 2.0 for name, at in came.items())
     add("again")
+
+
+def test_answers_are_counted_by_class_and_by_whether_they_were_within_their_objectives():
+    core, target = make_core(ttft_s=0.5, max_running=4, seconds=lambda rows: 0.1)
+    clock = Clock(core, target)
+    core.add(request("in time"), clock.now)
+    clock.run(8)
+    core.add(request("slow to begin", prompt=200, tokens=1), clock.now)  # alone, its prompt takes longer
+    core.add(request("b", BATCH), clock.now)
+    core.add(request("elsewhere begun", num_output_in_prompt=1), clock.now)
+    clock.now += 1.0
+    clock.run(20)
+    assert core.counters.answers == {INTERACTIVE: 2, BATCH: 1}
+    assert core.counters.good_answers == {INTERACTIVE: 1, BATCH: 1}
 
 
 def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_served_all_the_same():
