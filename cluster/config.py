@@ -112,7 +112,7 @@ class ObjectivesConfig(Options):
     Without any, requests run in order of arrival and their class has no effect."""
 
     interactive: Objective = Objective()
-    """Of requests with service_tier default or priority, and of those that do not say."""
+    """Of requests with service_tier default, priority, fast or scale, and of those that do not say."""
     batch: Objective = Objective()
     """Of requests with service_tier flex."""
 

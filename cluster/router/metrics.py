@@ -45,7 +45,7 @@ _COUNTERS: _Table = (
     ("paceline_head_seconds", "counters.head_s", "Time of the draft head beside the target"),
     ("paceline_router_seconds", "driver.router_seconds", "Time spent in the router's own code"),
     ("paceline_emitted_tokens", "counters.emitted_tokens", "Tokens emitted"),
-    ("paceline_requests_refused", "counters.refused", "Requests refused: the queue was full, or their objective out of reach"),
+    ("paceline_requests_refused", "counters.refused", "Requests refused: queue full, or objective out of reach"),
     ("paceline_preemptions", "counters.preempted", "Sequences that gave up their KV blocks"),
     ("paceline_stale_sequences", "counters.stale_sequences", "Sequences that the target had lost"),
     ("paceline_abandoned_rounds", "counters.abandoned_rounds", "Rounds without an answer of the target"),

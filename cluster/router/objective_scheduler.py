@@ -28,7 +28,8 @@ from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.turn_order import TurnOrder
 
-_OLDEST_EVERY = 8  # one of so many places, and of those who enter, is for whoever has waited longest
+_OLDEST_EVERY = 8  # places; one of so many goes to whoever has waited longest
+_KEPT_PLACES = 4  # at most one of so many is kept by such sequences
 _KEPT = 0.98  # weight of earlier answers with each one that ends
 _MOST_RETURNS = 10_000  # known of a class: by then the longest time is told anyway
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
@@ -252,8 +253,8 @@ class ObjectiveScheduler(Scheduler):
     def _is_turn_of_oldest(self) -> bool:
         if self._num_entered % _OLDEST_EVERY < _OLDEST_EVERY - 1:
             return False
-        # Batch answers may be many times as long as others: more of them than that would take most places in the end.
-        return sum(one.request_id in self._kept for one in self.running) * _OLDEST_EVERY < self._config.max_running
+        # Answers of batch may be many times as long as others, so that those that are kept would take most places.
+        return sum(one.request_id in self._kept for one in self.running) * _KEPT_PLACES < self._config.max_running
 
     def _blocks_at_hand(self, sequence: Sequence) -> int:
         """A paused one has its own; interactive ones take those of batch sequences, which are preempted first."""

@@ -6,15 +6,15 @@ from typing import Literal
 
 from actors.messages import ServiceClass
 
-ServiceTier = Literal["auto", "default", "flex", "priority"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]  # all that OpenAI's clients can send
 
 
 def class_of_tier(tier: str | None) -> ServiceClass | None:
-    """flex, which is cheap and may take long, is batch. Nothing goes before interactive requests, so `priority` is
-    served as one of them. None: the tenant's own, as for `auto`."""
+    """flex, which is cheap and may take long, is batch. Nothing goes before interactive requests, so the tiers that are
+    to be fast are served as such. None: the tenant's own, as for `auto`."""
     if tier == "flex":
         return "batch"
-    return "interactive" if tier in ("default", "priority") else None
+    return "interactive" if tier in ("default", "scale", "priority", "fast") else None
 
 
 def tier_of_class(service_class: ServiceClass) -> ServiceTier:

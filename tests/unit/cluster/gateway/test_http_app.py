@@ -389,6 +389,7 @@ async def test_a_prediction_reaches_the_router_as_tokens(client, router, content
         ({}, "interactive", "default"),
         ({"service_tier": "auto"}, "interactive", "default"),
         ({"service_tier": "priority"}, "interactive", "default"),
+        ({"service_tier": "fast"}, "interactive", "default"),
         ({"service_tier": "flex"}, "batch", "flex"),
     ],
 )

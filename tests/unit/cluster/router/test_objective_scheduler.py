@@ -207,7 +207,7 @@ def test_short_of_kv_blocks_interactive_requests_need_not_wait_for_those_of_batc
     assert len(answers) == 5
 
 
-def test_long_batch_answers_keep_one_of_eight_places_beside_interactive_ones():
+def test_long_batch_answers_keep_at_most_a_quarter_of_the_places_beside_interactive_ones():
     batch = [request(f"b{index}", BATCH, tokens=200) for index in range(8)]
     core, target = make_core(*batch, max_running=8, max_waiting=100, ttft_s=None)
     clock, shares = Clock(core, target), []
@@ -216,7 +216,7 @@ def test_long_batch_answers_keep_one_of_eight_places_beside_interactive_ones():
             if core.num_waiting < 20:
                 core.add(request(f"x{number}-{index}", tokens=4), clock.now)
         shares += [sum(name.startswith("b") for name in names) for names in clock.run(1)]
-    assert shares[-50:] == [1] * 50
+    assert shares[-50:] == [2] * 50
 
 
 def test_who_lacks_kv_blocks_takes_them_from_batch_requests():
