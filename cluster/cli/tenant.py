@@ -85,10 +85,8 @@ def list_tenants(as_json: JsonOption = False, *, cluster: ClusterOptions) -> Non
         keys = [_key_line(key, now) for key in _described(tenant, now)["keys"]]
         state = "disabled" if tenant.disabled else "enabled"
         policy = tenant.policy if tenant.group is None else f"{tenant.policy} {tenant.group}"
-        rows.append(
-            (tenant.name, state, tenant.service_class, policy, "\n".join(limits) or "none", "\n".join(keys) or "none")
-        )
-    print_columns(("tenant", "state", "class", "policy", "limits", "keys"), rows)
+        rows.append((tenant.name, state, policy, "\n".join(limits) or "none", "\n".join(keys) or "none"))
+    print_columns(("tenant", "state", "policy", "limits", "keys"), rows)
 
 
 @app.command()
