@@ -69,5 +69,5 @@ def test_limits_are_named_before_anything_is_computed(model_dir):
     local = engine(model_dir)
     with pytest.raises(InvalidRequest, match=r"num_beams is 1; it must be from 2 to 64"):
         local.beam_search(PROMPTS, num_beams=1)
-    with pytest.raises(InvalidRequest, match=r"length_penalty is nan; it must be from -10 to 10"):
+    with pytest.raises(InvalidRequest, match=r"length_penalty is NaN; it must be from -10 to 10"):
         local.beam_search(PROMPTS, length_penalty=float("nan"))

@@ -156,8 +156,8 @@ def test_knobs_bound_what_a_match_drafts(tmp_path: Path) -> None:
         ({"len_bias": -1}, "len_bias is -1; it must be from 0 to 1000000"),
         ({"n_predicts": 0}, "n_predicts is 0; it must be from 1 to 1000000"),
         ({"alpha": -0.5}, "alpha is -0.5; it must be from 0 to 1000000"),
-        ({"alpha": float("nan")}, "alpha is nan"),
-        ({"alpha": float("inf")}, "alpha is inf; it must be from 0 to 1000000"),
+        ({"alpha": float("nan")}, "alpha is NaN"),
+        ({"alpha": float("inf")}, "alpha is Infinity; it must be from 0 to 1000000"),
         ({"top_k": 9}, "top_k is 9; it must be from 1 to 8"),
     ],
 )

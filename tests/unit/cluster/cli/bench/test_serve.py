@@ -396,7 +396,7 @@ def test_the_command_prints_both_blocks_and_saves_vllms_names(server, run, tmp_p
     ("options", "said"),
     [
         (["--request-rate", "0"], "--request-rate is 0.0"),
-        (["--request-rate", "nan"], "--request-rate is nan"),
+        (["--request-rate", "nan"], "--request-rate is NaN"),
         (["--goodput", "itl:5"], "--goodput is 'itl:5'"),
         (["--goodput", "ttft"], "--goodput is 'ttft'"),
         (["--save-result", "/absent/x.json"], "--save-result is '/absent/x.json'"),

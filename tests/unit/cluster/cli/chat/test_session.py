@@ -122,7 +122,7 @@ def test_help_fits_on_one_screen_and_has_every_command_and_setting(chat):
         ("/set max_new_tokens many", "max_new_tokens is 'many'; it must be a number, or auto"),
         ("/set max_new_tokens 0", "max_new_tokens is 0; it must be at least 1"),
         ("/set temperature 3", "temperature is 3; it must be at most 2"),
-        ("/set temperature nan", "temperature is nan; it must be a finite number"),
+        ("/set temperature nan", "temperature is NaN; it must be a finite number"),
         ("/set top_k 1.5", "top_k is 1.5; it must be a whole number"),
         ("/drafters oracle", "drafters is 'oracle'; known drafters are"),
         ("/drafters prompt_lookup", "drafters is 'prompt_lookup'; this engine was made with suffix, draft_model"),
