@@ -60,8 +60,8 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel):
 def test_every_module_is_used_by_another_or_found_by_its_name():
     """What only tests use lives beside them."""
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in source_files()}
-    # By the wheel's entry point, to Ray, in a serveConfigV2, and by those who write pages anew.
-    named = {"cluster.cli.main", "cluster.gateway.door.proxy_errors", "cluster.app"}
+    # By the wheel's entry point, to Ray, in a serveConfigV2, as a program, and by those who write pages anew.
+    named = {"cluster.cli.main", "cluster.gateway.door.proxy_errors", "cluster.app", "actors.grammar.check_process"}
     named |= {"cluster.deploy.validate.rules_page", "cluster.deploy.chart_schema"}
     named |= {entry.place.partition(":")[0] for entry in COMMANDS.values()}
     drafters = {name for name in modules if name.startswith("actors.drafters.")}
