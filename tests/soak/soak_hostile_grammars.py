@@ -53,7 +53,7 @@ from paceline_testing.hostile_constraints import hostile_requests
 from paceline_testing.tiny_models import save_tiny_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-MOST_S = 3.0
+MOST_S = 5.0  # of a constraint, which is tried where nothing else runs
 MOST_MEMORY_MB = 100
 PORTIONS = 5  # of the hostile requests
 
