@@ -40,6 +40,7 @@ sys.path.insert(0, _support)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_support, os.environ.get("PYTHONPATH")]))
 
 _RAY_TESTS = "tests/distributed/"
+_REAL = (_RAY_TESTS, "tests/services/")
 _GIVE_WAY = ("tests/unit/", "tests/lossless/")  # they compute, and have no deadlines
 _WHOLE = {"smollm2_dir", "wheel"}  # fixtures that take tens of seconds
 _given_home = paceline_home()
@@ -74,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _WHOLE & set(getattr(item, "fixturenames", ())):
             item.add_marker("whole")
-        if item.nodeid.startswith(_RAY_TESTS):
+        if item.nodeid.startswith(_REAL):
             # Real processes are killed under real time limits. The report names each test that ran twice.
             item.add_marker(pytest.mark.flaky(reruns=1))
 
