@@ -67,12 +67,10 @@ class GrammarChecker:
             if self._warm is None or self._warm[0].poll() is not None:
                 self._warm = _start(self._setting)
             process, requests = self._warm
-        try:
+        with suppress(OSError, psutil.Error):  # it has ended, through no fault of this grammar
             socket.send_fds(requests, [b"+"], [its_end.fileno()])
             if connection in wait([connection, requests], _START_S):
                 return psutil.Process(int.from_bytes(connection.recv(8), "little"))
-        except (OSError, psutil.Error):
-            pass  # it has ended, through no fault of this grammar
         process.kill()  # the next grammar starts another
         process.wait()
         raise Overloaded("a grammar could not be tried: no process for it has started", _RETRY_S)

@@ -73,7 +73,7 @@ class RouterDemands:
         return self._on_drafts.get(pool)
 
     def on_targets(self) -> TargetDemand:
-        """Of the routers that have a target group."""
+        """The demand of all routers that have a target group."""
         return self._on_targets.get("")
 
     def _combined_drafts(self, pool: str) -> DraftDemand:

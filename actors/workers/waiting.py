@@ -42,7 +42,7 @@ class Waiting:
             self.wake(caller)
 
     def wake_first(self, kind: str, may_be_woken: Callable[[str], bool]) -> None:
-        """Of those of a kind that may be, the one that has waited longest."""
+        """Wake the caller of a kind that has waited longest, among those that may be woken."""
         found = (caller for caller, call in self._calls.items() if call.kind == kind and may_be_woken(caller))
         caller = next(found, None)
         if caller is not None:

@@ -203,8 +203,8 @@ class ObjectiveScheduler(Scheduler):
     # Order
 
     def _urgency(self, kind: ServiceClass, now: float) -> Callable[[Sequence], tuple[bool, bool]]:
-        """Of sequences of the class, least first: whether it has not begun, and whether its first token can no longer
-        be in time."""
+        """A sort key of sequences of the class, the most urgent first: whether one has not begun, and whether its first
+        token can no longer be in time."""
         ttft_s = self._objectives[kind].ttft_s
         row_s = 0.0 if ttft_s is None else self._row_s()
 
