@@ -54,8 +54,9 @@ from paceline_testing.tiny_models import save_tiny_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 MOST_S = 5.0  # of a constraint, which is tried where nothing else runs
-MOST_MEMORY_MB = 100
+MOST_MEMORY_MB = 250  # 64 grammars are kept
 PORTIONS = 5  # of the hostile requests
+ORDINARY = 60  # requests with a small new schema before each portion: they have masks and rows, too
 
 
 class Target:
@@ -194,6 +195,10 @@ def send_all(url: str, portions: int, pause_s: float) -> tuple[list[str], Timeli
         for index, (name, data) in enumerate(bodies):
             if index in starts and pause_s:
                 timeline.pause(pause_s)
+                for number in range(index, index + ORDINARY):
+                    started = time.perf_counter()
+                    assert client.post(url, content=body_of(ordinary(number))).status_code == 200
+                    timeline.requests.append((started, time.perf_counter(), "ordinary"))
             started = time.perf_counter()
             answer = client.post(url, content=data)
             timeline.requests.append((started, time.perf_counter(), name))
@@ -211,6 +216,11 @@ def send_all(url: str, portions: int, pause_s: float) -> tuple[list[str], Timeli
             print(f"  {took_s:6.2f} s  {answer.status_code}  {name}: {str(error.get('message', ''))[:150]!r}")
     print(f"answers: {dict(codes)}")
     return wrong, timeline
+
+
+def ordinary(number: int) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {f"p{number}": {"enum": ["a", "b"]}}, "required": [f"p{number}"]}
+    return {"structured_outputs": {"json": schema}}
 
 
 def body_of(fields: str | dict[str, Any]) -> bytes:
@@ -239,12 +249,15 @@ def run_once(directory: str, seconds: float) -> tuple[list[str], float, float]:
             again = megabytes(process)
         finally:
             process.terminate()
-    alone, beside, names = timeline.gaps(chunks)
-    print(told("alone", alone), told("beside hostile requests", beside), sep="\n")
+    alone, beside_any, kinds = timeline.gaps(chunks)
+    is_ordinary = np.array([kind == "ordinary" for kind in kinds])
+    beside, names = beside_any[~is_ordinary], [kind for kind in kinds if kind != "ordinary"]
+    print(told("alone", alone), told("beside ordinary requests", beside_any[is_ordinary]), sep="\n")
+    print(told("beside hostile requests", beside))
     longest = sorted(zip(beside, names, strict=True))[-12:]
     print("longest gaps: " + ", ".join(f"{name} {gap:.0f} ms" for gap, name in longest))
     print(f"memory {before:.0f} -> {after:.0f} -> {again:.0f} MB after a second time")
-    took = sorted((end - start, name) for start, end, name in timeline.requests)
+    took = sorted((end - start, name) for start, end, name in timeline.requests if name != "ordinary")
     print(f"{len(took)} requests, the longest: " + ", ".join(f"{name} {s:.1f} s" for s, name in took[-4:]))
     return wrong, float(np.percentile(beside, 99) - np.percentile(alone, 99)), after - before
 
