@@ -79,6 +79,10 @@ class NamespacePurged(StoreRefused):
         return "the namespace has been purged meanwhile"
 
 
+class ObjectStoreError(CacheError):
+    """The object store between clusters did not do what was asked."""
+
+
 class AuditError(CacheError):
     """The audit log cannot be written, so the action is not done; the message names the path and the reason."""
 

@@ -20,6 +20,7 @@ from actors.workers.autoscaling import AutoscalingConfig
 from cache_service.errors import SettingError
 from cache_service.options import Options
 from cache_service.promotion.promotion_policy import PromotionPolicy
+from cache_service.regions.records import CLUSTER_PATTERN
 from cache_service.store.connection import parse_url
 from cluster.errors import ConfigError
 from cluster.gateway_config import GatewayConfig
@@ -162,6 +163,29 @@ class PromotionConfig(PromotionPolicy):
     """Texts that must not become readable."""
 
 
+class RegionsConfig(Options):
+    """Clusters with the same model, which share public phrases and what groups learn. Needs tenants."""
+
+    url: str | None = None
+    """A directory or an object store where clusters leave it for each other, as fsspec names them: file:///mnt/regions,
+    s3://bucket/prefix. null: nothing is shared."""
+    cluster: Annotated[str, Field(pattern=rf"^{CLUSTER_PATTERN}$")] | None = None
+    """Name of this cluster among them, which no other one has. Needed with a url."""
+    options_file: Path | None = None
+    """JSON file with options of fsspec's file system, such as key, secret and endpoint_url. null:
+    $PACELINE_REGIONS_OPTIONS; if that is not set, the file system looks for credentials as it does elsewhere."""
+    interval_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
+    """Seconds between exchanges."""
+    max_mb: Annotated[int, Field(ge=1, le=2**20)] = 256
+    """Megabytes that this cluster shares, and that it keeps of all others; the oldest are left out."""
+
+    @model_validator(mode="after")
+    def _named(self) -> RegionsConfig:
+        if self.url is not None and self.cluster is None:
+            raise ValueError("url needs cluster, the name of this cluster")
+        return self
+
+
 # What a schema can say of it; `parse_url` says the rest.
 _URL = rf"^({NO_CACHE}|rediss?(\+sentinel|\+cluster)?://[^@]+)$"
 
@@ -212,6 +236,8 @@ class CacheConfig(Options):
     """Indexes that the processes of a machine share. null: in memory (/dev/shm)."""
     promotion: PromotionConfig = PromotionConfig()
     """What tenants with policy promoted share."""
+    regions: RegionsConfig = RegionsConfig()
+    """What clusters share."""
 
     @model_validator(mode="after")
     def _address(self) -> CacheConfig:

@@ -45,6 +45,7 @@ from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
+from cluster.cache.regions import RegionsSource
 from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig, TargetConfig, check_devices
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
@@ -348,6 +349,9 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     promotion = None
     if config.cache.promotion.enabled:
         promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
+    regions = None
+    if config.cache.regions.url is not None:
+        regions = RegionsSource(plan.access.file, plan.target, config.cache.regions, config.cache.promotion)
     settings = RouterSettings(
         config.router,
         config.speculation,
@@ -357,6 +361,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         tokenizer_dir=str(plan.target.path),
         directory_name=DIRECTORY,
         promotion=promotion,
+        regions=regions,
         observability=config.observability,
         build_progress=plan.build_progress,
         more_drafts={name: planned.options for name, planned in plan.more_drafts.items()},

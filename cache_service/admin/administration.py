@@ -29,6 +29,7 @@ from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.tenant_share import leave_tenants
 from cache_service.promotion.promotion_gate import PromotionGate, PromotionTerms, nothing_blocked
+from cache_service.regions.local_store import STATE_AREA
 from cache_service.store.admin_store import AdminStore, known_keys
 from cache_service.store.connection import Connection
 from cache_service.store.server_disk import forget_deleted
@@ -41,6 +42,7 @@ IMPORT_KEEP_S = 365 * 24 * 3600
 
 # Kinds of keys without content: of writers, compactors, purges, routers and the promotion gate.
 _BOOKKEEPING = frozenset({"epoch", "lease", "fence", "purges", "earnings", "left"})
+_REGIONS_STATE = f"{STATE_AREA}:manifest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +351,7 @@ def _revoke(gate: PromotionGate) -> int:
 
 def _has_content(kinds: list[str]) -> bool:
     """Whether any of the keys, in any area ("soft-3:log"), holds learnt data."""
-    return any(kind.rpartition(":")[2] not in _BOOKKEEPING for kind in kinds)
+    return any(kind != _REGIONS_STATE and kind.rpartition(":")[2] not in _BOOKKEEPING for kind in kinds)
 
 
 def _keep_s(store: AdminStore) -> int:

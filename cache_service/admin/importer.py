@@ -6,17 +6,14 @@ Documents that exist are left out: repeating an import adds nothing, and repeati
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
-
 from cache_service.admin.namespace_contents import read_contents
 from cache_service.errors import FormatError, NamespaceBusy, NamespaceUnread
-from cache_service.formats.documents import DOCUMENT_ID_BYTES, Int32Array, Piece, split_pieces
+from cache_service.formats.documents import Piece, split_pieces
 from cache_service.formats.entry_codec import MAX_ENTRY_PIECES, decode_entry, encode_entry
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Manifest
@@ -46,12 +43,6 @@ class ImportResult:
     known_tokens: int = 0
     stored_bytes: int = 0  # size of the entries in Redis
     dropped_generations: int = 0  # dropped to stay within the namespace's budgets
-
-
-def content_id(token_ids: Int32Array) -> bytes:
-    """Document id of a document without a name: a hash of its tokens."""
-    tokens = np.ascontiguousarray(token_ids, "<i4").tobytes()
-    return hashlib.blake2b(tokens, digest_size=DOCUMENT_ID_BYTES, person=b"paceline import").digest()
 
 
 class Importer:

@@ -44,6 +44,12 @@ def document_id_of(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=DOCUMENT_ID_BYTES).digest()
 
 
+def content_id(token_ids: Int32Array) -> bytes:
+    """Document id of a document without a name: a hash of its tokens."""
+    tokens = np.ascontiguousarray(token_ids, "<i4").tobytes()
+    return hashlib.blake2b(tokens, digest_size=DOCUMENT_ID_BYTES, person=b"paceline import").digest()
+
+
 def assemble(pieces: Iterable[Piece]) -> list[Piece]:
     """Merge overlapping and adjacent pieces of each document, so that each token occurs once.
 

@@ -35,22 +35,13 @@ class _Format(msgspec.Struct):
     format_version: int = 1
 
 
-class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One version of a log's manifest."""
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A frame around JSON."""
 
     CONTENT: ClassVar[Content]
     FORMAT_VERSION: ClassVar[int] = 1
 
-    epoch: str  # names the data set
-    version: Count  # grows by one with every write
-    fencing_token: Count  # lease under which it was written
-    folded_id: Annotated[str, msgspec.Meta(pattern=PATTERN)] = START  # the last stream entry in the segments
     format_version: int = 1
-
-    @property
-    @abstractmethod
-    def segments(self) -> Sequence[SegmentRef]:
-        """Oldest first."""
 
     def check(self) -> None:
         """Raises FormatError where fields contradict each other."""
@@ -72,9 +63,25 @@ class FoldedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if found != cls.FORMAT_VERSION:
                 reason: FormatFault = "newer" if found > cls.FORMAT_VERSION else "garbage"
                 raise FormatError(reason, f"a manifest has format {found}; this side reads {cls.FORMAT_VERSION}")
-            manifest = msgspec.json.decode(body, type=cls)
+            record = msgspec.json.decode(body, type=cls)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise FormatError("garbage", f"a manifest cannot be read: {type(error).__name__}") from None
-        parse_id(manifest.folded_id)
-        manifest.check()
-        return manifest
+        record.check()
+        return record
+
+
+class FoldedManifest(Record, frozen=True, forbid_unknown_fields=True):
+    """One version of a log's manifest."""
+
+    epoch: str  # names the data set
+    version: Count  # grows by one with every write
+    fencing_token: Count  # lease under which it was written
+    folded_id: Annotated[str, msgspec.Meta(pattern=PATTERN)] = START  # the last stream entry in the segments
+
+    @property
+    @abstractmethod
+    def segments(self) -> Sequence[SegmentRef]:
+        """Oldest first."""
+
+    def check(self) -> None:
+        parse_id(self.folded_id)

@@ -40,6 +40,8 @@ class Content(IntEnum):
     SOFT_PART = 5
     SOFT_MANIFEST = 6
     PHRASE = 7
+    REGION_LISTING = 8
+    REGIONS_STATE = 9
 
 
 class FrameCodec:

@@ -63,6 +63,7 @@ class Manifest(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_only=
         return [segment for generation in self.generations for segment in generation.segments]
 
     def check(self) -> None:
+        super().check()
         numbers = [generation.number for generation in self.generations]
         if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise FormatError("garbage", f"a manifest's generations are {numbers[:10]}; they must count up by one")

@@ -6,6 +6,7 @@
     <owner>.<name>      a part that its owner has named
     <owner>-<salt>.<name>
     <owner>.form-<digits>  a part for answers of one form, with 16 hex digits of an HMAC of its grammar
+    <owner>.REGIONS     what other clusters share of the owner's namespace; only the exchange of regions writes it
 
 All of an owner's namespaces begin with its name, so they can be found and erased without knowing salts and names.
 """
@@ -19,6 +20,9 @@ from cache_service.errors import SettingError
 
 PUBLIC = "public"  # phrases said by many tenants; only the promotion gate writes it
 OPEN = "open"  # a cluster without tenants
+REGIONS = "regions"  # what the exchange with other clusters must remember
+
+_IMPORTED = ".REGIONS"  # no name of a part: these have no capitals
 
 NAME_PATTERN = r"[a-z0-9](?:[a-z0-9_-]{0,30}[a-z0-9])?"
 
@@ -61,6 +65,15 @@ def named(namespace: str, name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise SettingError("namespace", name, "it must be 1-32 characters of a-z 0-9 _ -, the last two inside")
     return f"{namespace}.{name}"
+
+
+def imported(namespace: str) -> str:
+    """The namespace with what other clusters share of this one."""
+    return namespace + _IMPORTED
+
+
+def is_imported(namespace: str) -> bool:
+    return namespace.endswith(_IMPORTED)
 
 
 def name_of_form(server_key: bytes, namespace: str, grammar: str) -> str:

@@ -107,6 +107,11 @@ class AdminStore(Store):
             f"namespace {self.keys.namespace}: other purges interfered {_NOTE_TRIES} times; try again"
         )
 
+    def noted_purges(self) -> PurgedTimes:
+        """What was purged lately."""
+        with faults_told():
+            return self._noted_purges(self.client())
+
     def _noted_purges(self, client: Any) -> PurgedTimes:
         try:
             return PurgedTimes.decode(as_bytes(client.get(self.keys.purges) or b""))

@@ -189,6 +189,11 @@ class Store:
                 num_found += as_count(self.run(KEEP, [self.keys.epoch, *names], [keep_s]))
         return num_found
 
+    def keep_manifest(self, keep_s: int) -> None:
+        """Extend epoch and manifest to `keep_s` seconds, without shortening the epoch."""
+        with faults_told():
+            self.run(KEEP, [self.keys.epoch, self.keys.manifest], [keep_s])
+
     def keep_segments(self, digests: Sequence[str], keep_s: int) -> int:
         """Set the time to live of segments. Returns how many exist."""
         with faults_told(), self.client().pipeline(transaction=False) as pipeline:

@@ -36,12 +36,14 @@ from cache_service.log.hit_rate_limits import limits_by_hit_rate
 from cache_service.log.publisher import Publisher, PublisherCounters, PublisherSettings
 from cache_service.log.tenant_share import TenantBudget, TenantShare
 from cache_service.promotion.promotion_thread import PromotionThread
+from cache_service.regions.regions_thread import RegionsThread
 from cache_service.store.admin_store import AdminStore
 from cache_service.store.connection import Connection, ConnectionSettings
 from cache_service.store.fair_share import first_to_give_way
 from cache_service.store.store import Store
 from cluster.cache.access import connection_settings, key_ring
 from cluster.cache.promotion import PromotionSource, PublicPool
+from cluster.cache.regions import RegionsSource, open_regions
 from cluster.cache.soft_sharing import SoftSharing
 from cluster.config import CacheConfig
 from cluster.errors import ConfigError
@@ -72,6 +74,7 @@ class CacheStats:
     folds: int
     index: WarmIndexStats
     promotion: PromotionThread | None  # None: nothing is promoted through this process
+    regions: RegionsThread | None = None  # None: nothing is exchanged with other clusters
 
 
 class SharedCache:
@@ -84,9 +87,10 @@ class SharedCache:
         ring: KeyRing | None = None,
         settings: SharedCacheSettings | None = None,
         promotion: PromotionSource | None = None,
+        regions: RegionsSource | None = None,
     ) -> None:
         """fingerprint: hash of target weights, tokenizer and chat template. promotion: None: this process promotes
-        nothing to the public pool. Raises SettingError."""
+        nothing to the public pool. regions: None: it exchanges nothing with other clusters. Raises SettingError."""
         StoreKeys(fingerprint, OPEN)
         self._settings = settings or SharedCacheSettings()
         self.fingerprint = fingerprint
@@ -106,6 +110,9 @@ class SharedCache:
         if promotion is not None:
             pool = PublicPool(promotion, lambda: self._open(PUBLIC))
             self._promotion = PromotionThread(pool.look, poll_s=promotion.poll_s)
+        self._regions: RegionsThread | None = None
+        if regions is not None:
+            self._regions = open_regions(regions, fingerprint, self._open, self._settings.compactor.keep_s)
 
     def bounded(self, namespace: str, tenant: str, max_bytes: int | None) -> None:
         """max_bytes: limit of all namespaces of the tenant together; None: as much as others."""
@@ -166,6 +173,7 @@ class SharedCache:
             folds=self._folds + sum(compactor.counters.folds for compactor in list(self._compactors.values())),
             index=self.index.stats(),
             promotion=self._promotion,
+            regions=self._regions,
         )
 
     def close(self, timeout_s: float = 2.0) -> bool:
@@ -176,6 +184,8 @@ class SharedCache:
         lent = [exchange.close for exchange in list(self._exchanges)]
         if self._promotion is not None:
             lent.append(self._promotion.close)
+        if self._regions is not None:
+            lent.append(self._regions.close)
         for close in (*own, *lent):
             is_done &= close(max(0.0, deadline - time.monotonic()))
         self._connection.close()
@@ -256,7 +266,11 @@ def _end(exchanges: list[SoftExchange], exchange: SoftExchange) -> None:
 
 
 def open_shared_cache(
-    config: CacheConfig, fingerprint: str, vocab_size: int, promotion: PromotionSource | None = None
+    config: CacheConfig,
+    fingerprint: str,
+    vocab_size: int,
+    promotion: PromotionSource | None = None,
+    regions: RegionsSource | None = None,
 ) -> SharedCache | None:
     """The cache that the configuration names, for the model with this fingerprint; None if it names none or its secrets
     cannot be read here."""
@@ -267,7 +281,8 @@ def open_shared_cache(
         return None
     if connection is None:
         return None
-    cache = SharedCache(connection, fingerprint, ring, settings=settings_of(config, vocab_size), promotion=promotion)
+    settings = settings_of(config, vocab_size)
+    cache = SharedCache(connection, fingerprint, ring, settings=settings, promotion=promotion, regions=regions)
     cache.follow([OPEN])  # namespaces of tenants are followed with their first request
     return cache
 

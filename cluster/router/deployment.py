@@ -34,6 +34,7 @@ from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
 from cluster.cache.promotion import PromotionSource
+from cluster.cache.regions import RegionsSource
 from cluster.cache.shared_cache import open_shared_cache
 from cluster.config import CacheConfig, DraftConfig, DraftModelConfig, RouterConfig, SpeculationConfig
 from cluster.interpreter import put_event_loop_first
@@ -75,6 +76,7 @@ class RouterSettings:
     tokenizer_dir: str  # of the target, for grammars
     directory_name: str
     promotion: PromotionSource | None = None  # None: phrases of tenants stay in their namespaces
+    regions: RegionsSource | None = None  # None: nothing is exchanged with other clusters
     observability: ObservabilityConfig | None = None  # None: logging stays as the process has it
     # File with the progress of the draft model's build, told in the status until a draft worker is there.
     build_progress: Path | None = None
@@ -106,7 +108,11 @@ class Router:
         self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
         self._cache = open_shared_cache(
-            settings.cache, settings.model.fingerprint, settings.model.vocab_size, settings.promotion
+            settings.cache,
+            settings.model.fingerprint,
+            settings.model.vocab_size,
+            promotion=settings.promotion,
+            regions=settings.regions,
         )
         # Kernels compile here, before the first request.
         self._drafters: dict[str, CpuDrafter] = create_drafters(

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class TenantAccess:
     """file: absolute path. may_be_open: everybody is served until the file exists, then keys are required.
-    allow_shared, allow_promoted: whether these policies are in force; otherwise such tenants are isolated."""
+    allow_shared, allow_promoted: whether these policies are in force; otherwise such tenants are isolated. has_regions:
+    other clusters share with this one."""
 
     file: Path
     may_be_open: bool
     allow_shared: bool = False
     allow_promoted: bool = True
+    has_regions: bool = False
 
 
 def registry_path(config: ClusterConfig, home: Path) -> Path:
@@ -37,6 +39,7 @@ def tenant_access(config: ClusterConfig, home: Path) -> tuple[TenantAccess, str 
         may_be_open=False,
         allow_shared=config.tenants.allow_shared,
         allow_promoted=config.cache.promotion.enabled,
+        has_regions=config.cache.regions.url is not None,
     )
     registry = read_registry(file)
     if registry is not None:

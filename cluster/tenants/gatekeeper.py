@@ -124,4 +124,11 @@ class Gatekeeper:
             logger.warning("tenant %s has policy promoted; cache.promotion.enabled is false here", stored.id)
             policy = "isolated"
         server_key, may_write = bytes.fromhex(registry.server_key), stored.limits.cache_bytes != 0
-        return Sharing(stored.id, policy, stored.group, server_key=server_key, may_write=may_write)
+        return Sharing(
+            stored.id,
+            policy,
+            stored.group,
+            server_key=server_key,
+            may_write=may_write,
+            has_regions=self._access.has_regions,
+        )

@@ -9,6 +9,7 @@ from actors.messages import CacheUse
 from cache_service.formats.namespaces import (
     OPEN,
     PUBLIC,
+    imported,
     name_of_form,
     named,
     namespace_of,
@@ -33,6 +34,7 @@ class Sharing:
     group: str | None
     server_key: bytes = field(repr=False)
     may_write: bool = True
+    has_regions: bool = False  # other clusters share with this one
 
     @property
     def namespace(self) -> str:
@@ -90,6 +92,11 @@ def scope_of(
         name = name_of_form(b"" if sharing is None else sharing.server_key, whole, grammar)
     part = named(whole, name)
     readable = (*([] if part == whole else [whole]), *([PUBLIC] if public else []))
+    if sharing is not None and sharing.has_regions:
+        if sharing.policy == "group" and sharing.group is not None and not salt:
+            readable = (*readable, imported(whole))
+        elif public:
+            readable = (*readable, imported(PUBLIC))
     if cache == "read_write" and sharing is not None and not sharing.may_write:
         cache = "read"
     promotes = feeds if cache == "read_write" else ""

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from cache_service.admin.administration import CacheAdministration
 from cache_service.admin.audit_log import AuditLog
-from cache_service.admin.importer import content_id
 from cache_service.admin.purge import Purge
 from cache_service.errors import (
     AuditError,
@@ -26,7 +25,7 @@ from cache_service.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from cache_service.formats.documents import Piece, RecordKind, assemble
+from cache_service.formats.documents import Piece, RecordKind, assemble, content_id
 from cache_service.formats.earnings import Earnings
 from cache_service.formats.entry_codec import encode_entry
 from cache_service.formats.export_format import decode_piece, encode_piece

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from actors.models.catalog import Progress, silent
 from actors.models.loader import ModelInfo, load_tokenizer, read_model_info
 from actors.models.source import ModelSource
-from cache_service.admin.importer import MAX_DOCUMENT_TOKENS, content_id
+from cache_service.admin.importer import MAX_DOCUMENT_TOKENS
 from cache_service.errors import FormatError
-from cache_service.formats.documents import Piece, RecordKind
+from cache_service.formats.documents import Piece, RecordKind, content_id
 from cache_service.formats.export_format import MAX_LINE_BYTES, decode_header, decode_piece, is_export
 from cluster.errors import ConfigError
 from cluster.text.documents import Tokens, file_size, read_documents, tokenise_rows, tokenise_text

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from actors.models.catalog import Progress, silent
-from cache_service.admin.importer import MAX_DOCUMENT_TOKENS, content_id
-from cache_service.formats.documents import Int32Array, Piece
+from cache_service.admin.importer import MAX_DOCUMENT_TOKENS
+from cache_service.formats.documents import Int32Array, Piece, content_id
 from cluster.text.documents import tokenise_text
 
 _DAMAGED = "\ufffd"  # at a cut inside a character

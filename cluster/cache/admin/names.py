@@ -21,7 +21,7 @@ from cache_service.formats.namespaces import (
 from cluster.cache.promotion import organisation_of
 from cluster.tenants.registry import Registry, StoredTenant
 
-_WHOLE = re.compile(rf"({OPEN}|{PUBLIC}|[0-9a-f]{{32}})(-[0-9a-f]{{32}})?(\.{NAME_PATTERN})?")
+_WHOLE = re.compile(rf"({OPEN}|{PUBLIC}|[0-9a-f]{{32}})(-[0-9a-f]{{32}})?(\.{NAME_PATTERN}|\.REGIONS)?")
 
 
 @dataclass(frozen=True, slots=True)

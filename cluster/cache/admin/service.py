@@ -7,6 +7,7 @@ for documents that cannot be read, and what `CacheAdministration` raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from actors.errors import InvalidRequest
@@ -19,10 +20,10 @@ from cache_service.admin.administration import (
 from cache_service.admin.importer import ImportResult
 from cache_service.admin.purge import PurgeResult
 from cache_service.admin.verification import Verification
-from cache_service.errors import SettingError
+from cache_service.errors import NamespaceUnknown, SettingError
 from cache_service.formats.documents import Piece
 from cache_service.formats.export_format import ExportHeader
-from cache_service.formats.namespaces import PUBLIC
+from cache_service.formats.namespaces import PUBLIC, imported, is_imported
 from cache_service.formats.purged_times import FIRST_S, LAST_S, TimeRange
 from cache_service.formats.store_keys import StoreKeys
 from cluster.cache.admin.documents import DocumentReader, ImportModel, tokenizer_of
@@ -90,6 +91,8 @@ class CacheAdminService:
         keys = _keys(fingerprint, self._name(query))
         if keys.namespace == PUBLIC:
             raise InvalidRequest("namespace", PUBLIC, "nothing but the promotion gate writes to it")
+        if is_imported(keys.namespace):
+            raise InvalidRequest("namespace", keys.namespace, "only what other clusters share is in it")
         return self._administration.import_documents(keys, documents(DocumentReader(model)))
 
     def export(self, query: NamespaceQuery) -> Export:
@@ -126,10 +129,19 @@ class CacheAdminService:
     def to_purge(self, query: NamespaceQuery) -> list[StoreKeys]:
         """The namespaces that a purge would affect."""
         if query.namespace or not query.tenant:
-            return self.find(query)
+            return self._with_imported(query)
         found = self._administration.namespaces(query.fingerprint or None)
         own = set(self._names().belong_to(query.tenant, [summary.namespace for summary in found]))
         return [StoreKeys(each.fingerprint, each.namespace) for each in found if each.namespace in own]
+
+    def _with_imported(self, query: NamespaceQuery) -> list[StoreKeys]:
+        """The namespace, with what other clusters share of it. Raises NamespaceUnknown."""
+        name = self._name(query)
+        found = []
+        for each in (name, imported(name)):
+            with suppress(NamespaceUnknown):
+                found += self._administration.find(each, query.fingerprint or None)
+        return found or self.find(query)
 
     def compact(self, query: NamespaceQuery) -> CompactResult:
         return self._administration.compact(self._one(query))

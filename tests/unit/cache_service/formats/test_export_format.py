@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_service.admin.importer import content_id
 from cache_service.errors import FormatError, SettingError
-from cache_service.formats.documents import Piece
+from cache_service.formats.documents import Piece, content_id
 from cache_service.formats.earnings import Earnings
 from cache_service.formats.export_format import (
     ExportHeader,

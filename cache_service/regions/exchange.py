@@ -1,0 +1,273 @@
+"""One cluster's side of the exchange: what it shares goes out, what others share comes in beside its own namespaces.
+
+What came in never goes out again, so a text has one origin, which alone decides how long it exists. Any object may be
+lost, torn, old or there twice: segments are checked by their names, listings by their generations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from cache_service.errors import CacheError, FormatError, StoreRefused
+from cache_service.formats.documents import Piece
+from cache_service.formats.folded_manifest import MAX_MANIFEST_BYTES
+from cache_service.formats.frame import FRAME_OVERHEAD, FrameCodec
+from cache_service.formats.key_ring import SEAL_BYTES
+from cache_service.formats.purged_times import LAST_S
+from cache_service.formats.segment import SegmentEntry, decode_segment, encode_segment
+from cache_service.regions.local_store import LocalStore, Opened
+from cache_service.regions.object_store import ObjectStore
+from cache_service.regions.plan import (
+    RegionTerms,
+    accepted,
+    forgotten,
+    hides,
+    kept,
+    neutral,
+    newest_within,
+    untouched,
+    wanted,
+)
+from cache_service.regions.records import PUBLIC_LABEL, Held, Listing, Refs, RegionsState
+
+log = logging.getLogger(__name__)
+
+LISTING = "listing"
+_MAX_LISTING_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
+
+
+@dataclass(slots=True)
+class RegionCounters:
+    """Counts since the start."""
+
+    exchanges: int = 0
+    failures: int = 0  # Redis or the object store was unavailable or refused
+    exported_bytes: int = 0
+    exported_segments: int = 0
+    imported_bytes: int = 0
+    imported_segments: int = 0
+    rejected_objects: int = 0  # torn, forged, of another key, or of a later version
+    missing_segments: int = 0  # listed, but not there
+
+
+@dataclass(frozen=True, slots=True)
+class RegionGauges:
+    """As of the last exchange of this process; zeros if another process of the cluster leads."""
+
+    clusters: int = 0  # others that are heard
+    segments: int = 0  # imported, and readable here
+    bytes: int = 0
+    lag_s: int = 0  # longest time since one of them wrote its listing
+
+
+class RegionExchange:
+    """Exchanges for one model. Not thread-safe."""
+
+    def __init__(
+        self, local: LocalStore, objects: ObjectStore, codec: FrameCodec, cluster: str, max_bytes: int, keep_s: int
+    ) -> None:
+        """codec: of the objects, the same in all clusters. cluster: this one's name. max_bytes: most that it shares,
+        and most that it imports. keep_s: a cluster that writes nothing for so long is dropped."""
+        self.counters = RegionCounters()
+        self.gauges = RegionGauges()
+        self._local = local
+        self._objects = objects
+        self._codec = codec
+        self._cluster = cluster
+        self._max_bytes = max_bytes
+        self._keep_s = keep_s
+        self._encoded: dict[tuple[str, str], SegmentEntry] = {}  # objects by label and local segment
+
+    def turn(self, terms: RegionTerms) -> None:
+        """Exchange once, unless another process of the cluster leads. Raises CacheError; what was done stays."""
+        if not self._local.lead():
+            self.gauges = RegionGauges()
+            return
+        state, opened = self._without_purged(self._local.load(), terms)
+        failures: list[CacheError] = []
+        for step in (self._export, self._import):
+            try:
+                state = self._local.save(step(state, terms, opened))
+            except CacheError as error:  # a store that cannot be written may still be read
+                failures.append(error)
+        self._gauge(state)
+        if failures:
+            raise failures[0]
+        self.counters.exchanges += 1
+
+    def close(self) -> None:
+        """Let another process lead. Raises StoreError."""
+        self._local.resign()
+
+    # --- purges
+
+    def _without_purged(self, state: RegionsState, terms: RegionTerms) -> tuple[RegionsState, dict[str, Opened]]:
+        """Drop from the imports what has been purged here, what is shared no longer, and what was evicted."""
+        first = state.own is None
+        if first:
+            state = self._recalled(state)
+        since_s = 0 if state.own is None or first else state.own.time_s
+        opened = {namespace: self._local.open(namespace) for namespace in {*terms.namespaces.values(), *state.held}}
+        purged = dict(state.purged)
+        for label, namespace in terms.namespaces.items():
+            noted = opened[namespace].purges
+            if noted.ranges:
+                purged[label] = forgotten(purged.get(label, ()), noted, since_s, state.listings.values())
+        labels = {namespace: label for label, namespace in terms.namespaces.items()}
+        held: dict[str, Held] = {}
+        for namespace, known in state.held.items():
+            label = labels.get(namespace, "")
+            is_shared = namespace in labels and (label != PUBLIC_LABEL or state.rules == terms.rules)
+            left = untouched(known, purged.get(label, ())) if is_shared else Held()
+            lost = self._local.lost(namespace, _entries(left))
+            left = {digest: entry for digest, entry in left.items() if entry is None or entry.digest not in lost}
+            self._local.replace(namespace, opened[namespace].epoch, _entries(left))
+            if namespace in labels:
+                held[namespace] = left
+        new = msgspec.structs.replace(state, held=held, purged=purged, rules=terms.rules)
+        return (new if new == state else self._local.save(new)), opened
+
+    def _recalled(self, state: RegionsState) -> RegionsState:
+        """With this cluster's own listing, which has outlived its Redis."""
+        own = self._listing(self._cluster)
+        return state if own is None else msgspec.structs.replace(state, own=own, purged=own.purged)
+
+    # --- export
+
+    def _export(self, state: RegionsState, terms: RegionTerms, opened: Mapping[str, Opened]) -> RegionsState:
+        there = self._objects.sizes(self._cluster)
+        own = {label: self._local.own(namespace) for label, namespace in terms.namespaces.items()}
+        chosen = newest_within({label: each.refs for label, each in own.items()}, self._max_bytes)
+        encoded: dict[tuple[str, str], SegmentEntry] = {}
+        shares: dict[str, Refs] = {}
+        for label, refs in chosen.items():
+            for ref in refs:
+                if (found := self._exported(label, terms.namespaces[label], ref, there)) is not None:
+                    encoded[label, ref.digest] = found
+                    shares[label] = (*shares.get(label, ()), found)
+        self._encoded = encoded
+        now_ms = self._local.now_ms()
+        listing = Listing(
+            cluster=self._cluster,
+            generation=max(now_ms, state.own.generation + 1 if state.own is not None else 0),
+            time_s=min(now_ms // 1000, LAST_S),
+            min_tenants=terms.min_tenants,
+            shares=shares,
+            purged=state.purged,
+        )
+        if any(self._local.own(terms.namespaces[label]).epoch != each.epoch for label, each in own.items()):
+            raise StoreRefused("a namespace was purged while it was exported")
+        self._stay()
+        self._objects.write(self._cluster, LISTING, listing.encode(self._codec))
+        listed = {ref.digest for refs in shares.values() for ref in refs}
+        for name in there:
+            if len(name) == 64 and name not in listed:
+                self._objects.delete(self._cluster, name)
+        return msgspec.structs.replace(state, own=listing)
+
+    def _exported(self, label: str, namespace: str, ref: SegmentEntry, there: Mapping[str, int]) -> SegmentEntry | None:
+        """The object of a local segment, written if it is not there whole. None: the segment is lost."""
+        known = self._encoded.get((label, ref.digest))
+        if known is not None and there.get(known.digest) == known.num_bytes:
+            return known
+        pieces = self._local.read(namespace, ref)
+        if pieces is None:
+            return None
+        entry, frame = encode_segment(self._codec, neutral(pieces) if label == PUBLIC_LABEL else pieces)
+        if there.get(entry.digest) != len(frame):
+            self._stay()
+            self._objects.write(self._cluster, entry.digest, frame)
+            self.counters.exported_bytes += len(frame)
+            self.counters.exported_segments += 1
+        return entry
+
+    # --- import
+
+    def _import(self, state: RegionsState, terms: RegionTerms, opened: Mapping[str, Opened]) -> RegionsState:
+        now_s = self._local.now_ms() // 1000
+        found = [self._listing(cluster) for cluster in self._objects.clusters() if cluster != self._cluster]
+        listings = accepted(
+            state.listings, (each for each in found if each is not None), self._cluster, now_s, self._keep_s
+        )
+        held = {}
+        for label, shares in wanted(listings, terms, self._max_bytes).items():
+            namespace, purged = terms.namespaces[label], state.purged.get(label, ())
+            before, epoch, after = state.held.get(namespace, {}), opened[namespace].epoch, Held()
+            for cluster, refs in shares:
+                for ref in refs:
+                    if ref.digest in before:
+                        after[ref.digest] = before[ref.digest]
+                    elif hides(purged, ref):
+                        after[ref.digest] = None
+                    elif (pieces := self._fetched(cluster, ref)) is not None:
+                        pieces = kept(pieces, label, purged, terms, listings[cluster].time_s)
+                        after[ref.digest] = self._local.put(namespace, epoch, pieces) if pieces else None
+            if after or before:
+                self._local.replace(namespace, epoch, _entries(after))
+                held[namespace] = after
+        return msgspec.structs.replace(state, listings=listings, held=held)
+
+    def _listing(self, cluster: str) -> Listing | None:
+        """None: it is lost or torn, or cannot be used here."""
+        frame = self._objects.read(cluster, LISTING, _MAX_LISTING_FRAME)
+        if frame is None:
+            return None
+        try:
+            listing = Listing.decode(self._codec, frame)
+            if listing.cluster != cluster:
+                raise FormatError("garbage", f"it is the listing of cluster {listing.cluster}")
+        except FormatError as error:
+            self._reject(cluster, LISTING, error)
+            return None
+        return listing
+
+    def _fetched(self, cluster: str, ref: SegmentEntry) -> list[Piece] | None:
+        """None: it is lost or torn; the next turn tries again."""
+        self._stay()
+        frame = self._objects.read(cluster, ref.digest, ref.num_bytes)
+        if frame is None:
+            self.counters.missing_segments += 1
+            return None
+        try:
+            pieces = decode_segment(self._codec, ref.digest, frame).pieces()
+        except FormatError as error:
+            self._reject(cluster, ref.digest, error)
+            return None
+        self.counters.imported_bytes += len(frame)
+        self.counters.imported_segments += 1
+        return pieces
+
+    def _stay(self) -> None:
+        """Renew the lease, since objects may take long. Raises StoreRefused if another process leads now."""
+        if not self._local.lead():
+            raise StoreRefused("another process exchanges with other clusters by now")
+
+    def _reject(self, cluster: str, name: str, error: FormatError) -> None:
+        self.counters.rejected_objects += 1
+        log.log(
+            logging.WARNING if self.counters.rejected_objects == 1 else logging.DEBUG,
+            "object %s of cluster %s is left out: %s",
+            name[:12],
+            cluster,
+            error,
+        )
+
+    def _gauge(self, state: RegionsState) -> None:
+        now_s = self._local.now_ms() // 1000
+        entries = [entry for held in state.held.values() for entry in _entries(held)]
+        self.gauges = RegionGauges(
+            clusters=len(state.listings),
+            segments=len(entries),
+            bytes=sum(entry.num_bytes for entry in entries),
+            lag_s=max((max(0, now_s - listing.time_s) for listing in state.listings.values()), default=0),
+        )
+
+
+def _entries(held: Held) -> list[SegmentEntry]:
+    """Oldest first, each once."""
+    found = {entry.digest: entry for entry in held.values() if entry is not None}
+    return sorted(found.values(), key=lambda entry: (entry.last_s, entry.digest))

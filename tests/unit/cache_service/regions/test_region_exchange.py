@@ -1,0 +1,468 @@
+"""Two or three clusters that exchange through an object store which loses, tears, delays and repeats objects."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cache_service.errors import CacheError, ObjectStoreError, StoreRefused
+from cache_service.formats.documents import Piece, RecordKind, content_id, document_id_of
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.key_ring import KeyRing
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.formats.purged_times import PurgedTimes, TimeRange
+from cache_service.formats.segment import decode_segment, encode_segment
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.promotion.promotion_gate import nothing_blocked
+from cache_service.regions.exchange import LISTING, RegionExchange
+from cache_service.regions.local_store import Opened, Own
+from cache_service.regions.plan import RegionTerms, accepted, covers, joined, newest_within
+from cache_service.regions.records import MAX_RANGES, PUBLIC_LABEL, Listing, RegionsState, group_label
+
+FINGERPRINT = "model"
+GROUP, OTHER = group_label("research"), group_label("sales")
+KEEP_S = 10_000
+_serials = itertools.count()
+
+
+def own_namespace(label):
+    return label.replace(":", "-")
+
+
+NS = own_namespace(GROUP)
+
+
+def codec_of(namespace, ring=None):
+    return FrameCodec(StoreKeys(FINGERPRINT, namespace), ring)
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 1_000
+
+
+class MemoryLocal:
+    """A cluster's Redis. `own_pieces` by namespace are segments of one document each."""
+
+    def __init__(self, name, clock, ahead_s=0):
+        self.name, self.clock, self.ahead_s = name, clock, ahead_s
+        self.own_pieces = {}  # namespace -> pieces
+        self.epochs = {}
+        self.notes = {}
+        self.state = None
+        self.imports = {}  # namespace -> refs
+        self.frames = {}
+        self.leads = True
+
+    def time_s(self):
+        return self.clock.now_s + self.ahead_s
+
+    # what tests do
+
+    def learn(self, namespace, text, time_s=None):
+        tokens = np.array(list(text.encode()), np.int32)
+        one = Piece(document_id_of(text), 0, tokens, RecordKind.OUTPUT, self.time_s() if time_s is None else time_s)
+        self.own_pieces.setdefault(namespace, []).append(one)
+
+    def purge(self, namespace, since_s=0):
+        """As `Purge` does with the namespace and with what is imported beside it."""
+        purged = TimeRange(since_s, self.time_s() + 1)
+        self.notes[namespace] = self.notes.get(namespace, PurgedTimes()).and_also(purged)
+        kept = [piece for piece in self.own_pieces.get(namespace, []) if not purged.covers(piece.time_s)]
+        self.own_pieces[namespace] = kept
+        self.epochs[namespace] = next(_serials)
+        self.epochs[f"{namespace} imported"] = next(_serials)
+        self.imports.pop(namespace, None)
+
+    def imported(self, namespace):
+        """Texts that can be drafted from."""
+        found = []
+        for ref in self.imports.get(namespace, ()):
+            pieces = decode_segment(codec_of(namespace), ref.digest, self.frames[namespace, ref.digest]).pieces()
+            found += [bytes(piece.token_ids.tolist()).decode() for piece in pieces]
+        return sorted(found)
+
+    # what the exchange does
+
+    def lead(self):
+        return self.leads
+
+    def resign(self):
+        pass
+
+    def now_ms(self):
+        return 1000 * self.time_s()
+
+    def load(self):
+        return copy.deepcopy(self.state) or RegionsState("epoch", 0, 0)
+
+    def save(self, state):
+        codec = codec_of("regions")
+        self.state = RegionsState.decode(codec, state.encode(codec))
+        return self.state
+
+    def own(self, namespace):
+        return Own(str(self.epochs.get(namespace)), tuple(ref for ref, _ in self._segments(namespace)))
+
+    def read(self, namespace, ref):
+        return next((pieces for known, pieces in self._segments(namespace) if known == ref), None)
+
+    def open(self, namespace):
+        return Opened(str(self.epochs.get(f"{namespace} imported")), self.notes.get(namespace, PurgedTimes()))
+
+    def put(self, namespace, epoch, pieces):
+        self._require(namespace, epoch)
+        entry, frame = encode_segment(codec_of(namespace), pieces)
+        self.frames[namespace, entry.digest] = frame
+        return entry
+
+    def replace(self, namespace, epoch, refs):
+        self._require(namespace, epoch)
+        self.imports[namespace] = tuple(refs)
+
+    def lost(self, namespace, refs):
+        return {ref.digest for ref in refs if (namespace, ref.digest) not in self.frames}
+
+    def _segments(self, namespace):
+        assert not namespace.startswith("private"), "a private namespace was read"
+        pieces = self.own_pieces.get(namespace, [])
+        return [(encode_segment(codec_of(namespace), [piece])[0], [piece]) for piece in pieces]
+
+    def _require(self, namespace, epoch):
+        if epoch != str(self.epochs.get(f"{namespace} imported")):
+            raise StoreRefused("purged")
+
+
+class MemoryObjects:
+    """One store; each cluster's view of it may be away."""
+
+    def __init__(self):
+        self.folders = {}
+        self.is_away = False
+        self.writes = []  # every version of every object that ever was
+
+    def clusters(self):
+        self._check()
+        return sorted(self.folders)
+
+    def sizes(self, cluster):
+        self._check()
+        return {name: len(data) for name, data in self.folders.get(cluster, {}).items()}
+
+    def read(self, cluster, name, max_bytes):
+        self._check()
+        data = self.folders.get(cluster, {}).get(name)
+        return None if data is None else data[: max_bytes + 1]
+
+    def write(self, cluster, name, data):
+        self._check()
+        self.folders.setdefault(cluster, {})[name] = data
+        self.writes.append((cluster, name, data))
+
+    def delete(self, cluster, name):
+        self._check()
+        self.folders[cluster].pop(name, None)
+
+    def _check(self):
+        if self.is_away:
+            raise ObjectStoreError("away")
+
+
+def terms(labels=(PUBLIC_LABEL, GROUP), min_tenants=5, blocks=nothing_blocked, rules=""):
+    spaces = {label: PUBLIC if label == PUBLIC_LABEL else own_namespace(label) for label in labels}
+    return RegionTerms(spaces, min_tenants, blocks, rules)
+
+
+class World:
+    def __init__(self, names=("asia", "europe"), ring=None, max_bytes=2**20, ahead_s=()):
+        self.clock, self.objects, self.max_bytes, self.ring = Clock(), MemoryObjects(), max_bytes, ring
+        skews = dict(zip(names, ahead_s, strict=False))
+        self.local = {name: MemoryLocal(name, self.clock, skews.get(name, 0)) for name in names}
+        self.terms = dict.fromkeys(names, terms())
+        self.exchange = {}
+        for name in names:
+            self.restart(name)
+
+    def restart(self, name):
+        """Another process leads."""
+        self.exchange[name] = RegionExchange(
+            self.local[name], self.objects, codec_of("regions", self.ring), name, self.max_bytes, KEEP_S
+        )
+
+    def turn(self, name):
+        self.clock.now_s += 1
+        try:
+            self.exchange[name].turn(self.terms[name])
+        except CacheError:
+            return False
+        return True
+
+    def settle(self):
+        self.clock.now_s += 5
+        for _ in range(2):
+            for name in self.local:
+                assert self.turn(name)
+
+
+def test_what_is_shared_in_one_cluster_is_drafted_from_in_the_other_and_goes_no_further():
+    world = World(("asia", "europe", "us"))
+    world.local["asia"].learn(NS, "of a group")
+    world.local["asia"].learn(PUBLIC, "public")
+    world.local["asia"].learn("private-t1", "secret")
+    world.settle()
+    for name in ("europe", "us"):
+        assert world.local[name].imported(NS) == ["of a group"]
+        assert world.local[name].imported(PUBLIC) == ["public"]
+    assert world.local["asia"].imported(NS) == world.local["asia"].imported(PUBLIC) == []
+    assert {name: len(folder) for name, folder in world.objects.folders.items()} == {"asia": 3, "europe": 1, "us": 1}
+    assert not any(b"secret" in data for _, _, data in world.objects.writes)
+    gauges = world.exchange["europe"].gauges
+    assert (gauges.clusters, gauges.segments) == (2, 2)
+    assert gauges.lag_s <= 3
+
+
+def test_a_public_phrase_has_the_same_id_in_all_clusters():
+    world = World()
+    world.local["asia"].learn(PUBLIC, "said by many")
+    world.settle()
+    (ref,) = world.local["europe"].imports[PUBLIC]
+    (piece,) = decode_segment(codec_of(PUBLIC), ref.digest, world.local["europe"].frames[PUBLIC, ref.digest]).pieces()
+    assert piece.document_id == content_id(piece.token_ids) != document_id_of("said by many")
+
+
+def test_only_groups_and_promises_of_both_sides_are_shared():
+    world = World()
+    world.local["asia"].learn(own_namespace(OTHER), "of sales")
+    world.local["asia"].learn(NS, "of research")
+    world.local["asia"].learn(PUBLIC, "said by five")
+    world.terms["asia"] = terms((PUBLIC_LABEL, GROUP, OTHER), min_tenants=5)
+    world.terms["europe"] = terms((PUBLIC_LABEL, OTHER), min_tenants=20)
+    world.settle()
+    europe = world.local["europe"]
+    assert (europe.imported(PUBLIC), europe.imported(NS), europe.imported(own_namespace(OTHER))) == (
+        [],
+        [],
+        ["of sales"],
+    )
+    world.terms["europe"] = terms((PUBLIC_LABEL, GROUP), min_tenants=5)
+    world.settle()
+    assert (europe.imported(PUBLIC), europe.imported(NS)) == (["said by five"], ["of research"])
+    assert europe.imported(own_namespace(OTHER)) == []
+
+
+def test_what_may_not_be_public_here_is_left_out_and_a_new_rule_holds_for_what_is_there():
+    world = World()
+    world.local["asia"].learn(PUBLIC, "project hush")
+    world.local["asia"].learn(PUBLIC, "harmless")
+    world.settle()
+    assert world.local["europe"].imported(PUBLIC) == ["harmless", "project hush"]
+    hush = lambda ids: np.full(len(ids), bytes(ids.tolist()).startswith(b"project"))  # noqa: E731
+    world.terms["europe"] = terms(blocks=hush, rules="hush")
+    world.settle()
+    assert world.local["europe"].imported(PUBLIC) == ["harmless"]
+
+
+def test_a_purge_reaches_the_copies_and_nothing_comes_back_by_old_objects():
+    world = World()
+    world.local["asia"].learn(NS, "to be forgotten")
+    world.settle()
+    old = copy.deepcopy(world.objects.folders["asia"])
+    world.local["asia"].purge(NS)
+    world.settle()
+    assert world.local["europe"].imported(NS) == []
+    assert list(world.objects.folders["asia"]) == [LISTING]
+    world.objects.folders["asia"] = old  # an old version of everything appears again
+    world.restart("europe")
+    assert world.turn("europe")
+    assert world.local["europe"].imported(NS) == []
+
+
+@pytest.mark.parametrize("ahead_s", [(0, 0), (600, 0), (0, 600)])
+def test_a_purge_of_imports_lasts_though_the_origin_still_has_them(ahead_s):
+    world = World(ahead_s=ahead_s)
+    world.local["asia"].learn(NS, "before")
+    world.settle()
+    world.local["europe"].purge(NS)
+    assert world.local["europe"].imported(NS) == []
+    world.settle()
+    assert world.local["europe"].imported(NS) == []
+    world.local["europe"].notes = {}  # notes live for an hour
+    world.local["europe"].state = None  # and its Redis is lost: its own listing tells
+    world.clock.now_s += 700
+    world.local["asia"].learn(NS, "after")
+    world.settle()
+    assert world.local["europe"].imported(NS) == ["after"]
+    assert world.local["asia"].own_pieces[NS]  # it is its origin's
+
+
+def test_a_purge_during_an_exchange_has_it_refused():
+    world = World()
+    world.local["asia"].learn(NS, "to be forgotten")
+    asia, write = world.local["asia"], world.objects.write
+
+    def purge_then_write(cluster, name, data):
+        write(cluster, name, data)
+        world.objects.write = write
+        asia.purge(NS)
+
+    world.objects.write = purge_then_write
+    assert not world.turn("asia")  # its listing has not been written
+    assert LISTING not in world.objects.folders["asia"]
+    world.settle()
+    assert world.local["europe"].imported(NS) == []
+    assert list(world.objects.folders["asia"]) == [LISTING]
+
+
+def test_budgets_hold_and_the_oldest_goes_first():
+    world = World(max_bytes=3 * 120)
+    for number in range(20):
+        world.local["asia"].learn(NS, f"text {number:02}", time_s=number)
+    world.settle()
+    found = world.local["europe"].imported(NS)
+    assert found == [f"text {number:02}" for number in range(20 - len(found), 20)]
+    assert 1 <= len(found) < 20
+    assert world.exchange["europe"].gauges.bytes <= world.max_bytes
+    assert sum(map(len, world.objects.folders["asia"].values())) <= world.max_bytes + 2000  # and the listing
+
+
+def test_a_cluster_that_is_silent_for_long_is_dropped_and_a_missing_listing_alone_is_not():
+    world = World()
+    world.local["asia"].learn(NS, "old news")
+    world.settle()
+    del world.objects.folders["asia"][LISTING]
+    assert world.turn("europe")
+    assert world.local["europe"].imported(NS) == ["old news"]
+    world.clock.now_s += KEEP_S
+    assert world.turn("europe")
+    assert world.local["europe"].imported(NS) == []
+
+
+def test_objects_are_sealed_where_the_caches_are():
+    ring = KeyRing({1: bytes(32)})
+    world = World(ring=ring)
+    text = "a text that would be seen in a plain object " * 3
+    world.local["asia"].learn(NS, text)
+    world.settle()
+    assert world.local["europe"].imported(NS) == [text]
+    assert not any(b"research" in data or b"plain object" in data for _, _, data in world.objects.writes)
+    world.ring = KeyRing({1: b"x" * 32})
+    world.local["europe"].state = None
+    world.restart("europe")
+    world.turn("europe")
+    assert world.exchange["europe"].counters.rejected_objects > 0
+
+
+def test_another_clusters_listing_under_a_foreign_name_is_rejected():
+    world = World(("asia", "europe", "us"))
+    world.local["asia"].learn(NS, "mine")
+    world.settle()
+    world.objects.folders["us"][LISTING] = world.objects.folders["asia"][LISTING]
+    world.turn("europe")
+    assert world.exchange["europe"].counters.rejected_objects == 1
+
+
+def test_a_process_that_does_not_lead_does_nothing():
+    world = World()
+    world.local["asia"].leads = False
+    world.local["asia"].learn(NS, "text")
+    world.settle()
+    assert "asia" not in world.objects.folders
+
+
+CLUSTERS = ("asia", "europe", "us")
+_cluster = st.sampled_from(CLUSTERS)
+_action = st.one_of(
+    st.tuples(st.just("turn"), _cluster),
+    st.tuples(st.just("learn"), _cluster, st.sampled_from([NS, PUBLIC, "private-t1"])),
+    st.tuples(st.just("purge"), _cluster),
+    st.tuples(st.just("restart"), _cluster),
+    st.tuples(st.just("lose"), _cluster, st.integers(0, 9)),
+    st.tuples(st.just("tear"), _cluster, st.integers(0, 9)),
+    st.tuples(st.just("replay"), _cluster, st.integers(0, 99)),
+    st.tuples(st.just("outage"), _cluster),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(actions=st.lists(_action, max_size=40))
+def test_clusters_converge_whatever_happens_to_objects(actions):
+    world, purged = World(CLUSTERS), {name: set() for name in CLUSTERS}
+    learnt = {name: set() for name in CLUSTERS}
+    for kind, name, *rest in [*actions]:
+        local, folder = world.local[name], world.objects.folders.get(name, {})
+        if kind == "turn":
+            world.turn(name)
+        elif kind == "learn":
+            text = f"{rest[0]} {next(_serials)}"
+            local.learn(rest[0], text)
+            if rest[0] == NS:
+                learnt[name].add(text)
+        elif kind == "purge":
+            world.clock.now_s += 2
+            purged[name] |= set().union(*learnt.values())
+            local.purge(NS)
+            learnt[name] = set()
+            assert local.imported(NS) == []
+            world.clock.now_s += 2
+        elif kind == "restart":
+            world.restart(name)
+        elif kind == "outage":
+            world.objects.is_away = True
+            world.turn(name)
+            world.objects.is_away = False
+        elif kind == "replay" and world.objects.writes:
+            cluster, old, data = world.objects.writes[rest[0] % len(world.objects.writes)]
+            world.objects.folders.setdefault(cluster, {})[old] = data
+        elif folder:
+            victim = sorted(folder)[rest[0] % len(folder)]
+            if kind == "lose":
+                del folder[victim]
+            else:
+                folder[victim] = folder[victim][: len(folder[victim]) // 2]
+        for one in CLUSTERS:
+            assert not purged[one] & set(world.local[one].imported(NS)), "it came back after a purge"
+    world.settle()
+    for name in CLUSTERS:
+        others = set().union(*(learnt[other] for other in CLUSTERS if other != name))
+        assert set(world.local[name].imported(NS)) == others - purged[name]
+    assert not any(b"private" in data for _, _, data in world.objects.writes)
+    listed = {
+        (name, ref.digest) for name in CLUSTERS for refs in world.local[name].state.own.shares.values() for ref in refs
+    }
+    stored = {(name, digest) for name in CLUSTERS for digest in world.objects.folders[name] if digest != LISTING}
+    assert stored == listed
+    for cluster, old, data in world.objects.writes[:: len(world.objects.writes) // 8 + 1]:  # old ones appear again
+        world.objects.folders[cluster][old] = data
+        assert world.turn(next(name for name in CLUSTERS if name != cluster))
+    for name in CLUSTERS:
+        others = set().union(*(learnt[other] for other in CLUSTERS if other != name))
+        assert set(world.local[name].imported(NS)) <= others - purged[name]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 20)), max_size=80), st.integers(0, 330))
+def test_joined_ranges_cover_all_that_was_purged(pairs, time_s):
+    ranges = [(since, since + length) for since, length in pairs]
+    result = joined(ranges)
+    assert len(result) <= MAX_RANGES
+    assert list(result) == sorted(result)
+    if any(since <= time_s <= until for since, until in ranges):
+        assert covers(result, time_s)
+
+
+def test_generations_only_grow():
+    one = Listing(cluster="asia", generation=5, time_s=9, min_tenants=5)
+    older = Listing(cluster="asia", generation=4, time_s=9, min_tenants=5)
+    assert accepted({"asia": one}, [older], "europe", 10, KEEP_S) == {"asia": one}
+    assert accepted({}, [older, one, older], "europe", 10, KEEP_S) == {"asia": one}
+    assert accepted({}, [one], "asia", 10, KEEP_S) == {}
+
+
+def test_nothing_is_chosen_beyond_the_budget():
+    refs = [encode_segment(codec_of("a"), [Piece(bytes(16), 0, np.array([n], np.int32), 0, n)])[0] for n in range(5)]
+    assert newest_within({"a": refs}, 0) == {"a": ()}
+    assert newest_within({"a": refs}, 2**20) == {"a": tuple(refs)}
+    assert newest_within({"a": refs[:2], "b": refs[2:]}, refs[4].num_bytes + 1)["b"] == (refs[4],)
