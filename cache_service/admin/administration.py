@@ -21,7 +21,7 @@ from cache_service.formats.earnings import Earnings
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.key_ring import KeyRing
 from cache_service.formats.manifest import Manifest
-from cache_service.formats.namespaces import PUBLIC
+from cache_service.formats.namespaces import PUBLIC, REGIONS
 from cache_service.formats.purged_times import TimeRange
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.index_files import IndexFiles, index_name
@@ -29,7 +29,7 @@ from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.tenant_share import leave_tenants
 from cache_service.promotion.promotion_gate import PromotionGate, PromotionTerms, nothing_blocked
-from cache_service.regions.local_store import STATE_AREA
+from cache_service.regions.local_store import STATE_AREA, decode_state
 from cache_service.store.admin_store import AdminStore, known_keys
 from cache_service.store.connection import Connection
 from cache_service.store.server_disk import forget_deleted
@@ -77,6 +77,19 @@ class NamespaceStats:
     last_s: int | None
     unread: int  # as `FoldedLogCounters` counts
     earnings: Earnings
+
+
+@dataclass(frozen=True, slots=True)
+class RegionStatus:
+    """What a cluster shares, as this one knows."""
+
+    fingerprint: str
+    cluster: str
+    is_own: bool
+    age_s: int  # since it wrote its listing, by its own clock
+    segments: int
+    bytes: int
+    imported_segments: int  # of these, readable here
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,15 @@ class CacheAdministration:
             if _has_content(kinds[keys]):
                 summaries.append(self._summary(keys, kinds[keys]))
         return summaries
+
+    def regions(self) -> list[RegionStatus]:
+        """Clusters that share with this one, and itself first, of every model. Scans the whole server."""
+        found = {
+            keys for keys, kind in known_keys(self._connection) if (keys.namespace, kind) == (REGIONS, _REGIONS_STATE)
+        }
+        return [
+            status for keys in sorted(found, key=lambda keys: keys.fingerprint) for status in self._regions_of(keys)
+        ]
 
     def stats(self, keys: StoreKeys) -> NamespaceStats:
         """Reads the whole namespace."""
@@ -305,6 +327,29 @@ class CacheAdministration:
             result = Verifier(store, codec).run()
             figures |= {"objects": result.objects, "problems": len(result.problems)}
             return result
+
+    def _regions_of(self, keys: StoreKeys) -> list[RegionStatus]:
+        store, codec = self._opened(keys)
+        now_s = store.server_time_ms() // 1000
+        try:
+            state = decode_state(codec, store.beside(STATE_AREA).read_manifest())
+        except FormatError as error:
+            raise NamespaceUnread(f"what is known of other clusters cannot be read: {error}") from None
+        if state is None:
+            return []
+        held = {digest for known in state.held.values() for digest, entry in known.items() if entry is not None}
+        return [
+            RegionStatus(
+                fingerprint=keys.fingerprint,
+                cluster=listing.cluster,
+                is_own=listing is state.own,
+                age_s=max(0, now_s - listing.time_s),
+                segments=listing.num_segments,
+                bytes=listing.num_bytes,
+                imported_segments=sum(ref.digest in held for refs in listing.shares.values() for ref in refs),
+            )
+            for listing in (*([] if state.own is None else [state.own]), *state.listings.values())
+        ]
 
     def _remove_indexes(self, keys: StoreKeys) -> None:
         """Remove index files of this machine. Processes that use one keep it until their next look, then build anew."""

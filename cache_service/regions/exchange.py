@@ -159,7 +159,7 @@ class RegionExchange:
             shares=shares,
             purged=state.purged,
         )
-        if any(self._local.own(terms.namespaces[label]).epoch != each.epoch for label, each in own.items()):
+        if any(each.epoch not in (None, self._local.own(terms.namespaces[label]).epoch) for label, each in own.items()):
             raise StoreRefused("a namespace was purged while it was exported")
         self._stay()
         self._objects.write(self._cluster, LISTING, listing.encode(self._codec))

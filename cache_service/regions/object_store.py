@@ -55,9 +55,14 @@ class FsspecObjects:
 
     def write(self, cluster: str, name: str, data: bytes) -> None:
         with _faults_told():
-            if "file" in self._files.protocol:  # others have no folders
-                self._files.makedirs(f"{self._root}/{cluster}", exist_ok=True)
-            self._files.pipe_file(self._path(cluster, name), data)
+            path = self._path(cluster, name)
+            if "file" not in self._files.protocol:
+                self._files.pipe_file(path, data)
+                return
+            # A directory needs folders, and a file appears in it before it is complete.
+            self._files.makedirs(f"{self._root}/{cluster}", exist_ok=True)
+            self._files.pipe_file(f"{path}.part", data)
+            self._files.mv(f"{path}.part", path)
 
     def delete(self, cluster: str, name: str) -> None:
         with _faults_told(), suppress(FileNotFoundError):

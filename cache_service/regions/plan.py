@@ -33,8 +33,9 @@ class RegionTerms:
 
     namespaces: Mapping[str, str]  # local ones, by label
     min_tenants: int  # that a public phrase must have had
+    max_tokens: int  # of a public phrase
     blocks: Blocks  # tokens of a public phrase that may not be public here
-    rules: str  # names what `blocks` and min_tenants forbid, so that a change is noticed
+    rules: str  # names what `blocks` and max_tokens forbid, so that a change is noticed
 
 
 def newest_within(shares: Mapping[str, Sequence[SegmentEntry]], max_bytes: int) -> dict[str, Refs]:
@@ -141,9 +142,10 @@ def kept(pieces: Iterable[Piece], label: str, purged: Ranges, terms: RegionTerms
         for piece in pieces
         if piece.time_s <= listed_s + CLOCK_MARGIN_S
         and not covers(purged, piece.time_s)
-        and not (label == PUBLIC_LABEL and _is_blocked(piece, terms.blocks))
+        and (label != PUBLIC_LABEL or _may_be_public(piece, terms))
     ]
 
 
-def _is_blocked(piece: Piece, blocks: Blocks) -> bool:
-    return bool(blocks(np.asarray(piece.token_ids, np.int64)).any())
+def _may_be_public(piece: Piece, terms: RegionTerms) -> bool:
+    tokens = np.asarray(piece.token_ids, np.int64)
+    return len(tokens) <= terms.max_tokens and not terms.blocks(tokens).any()

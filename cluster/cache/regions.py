@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,12 +109,12 @@ class RegionRights:
         if blocks is not None:
             namespaces[PUBLIC_LABEL] = PUBLIC
         policy = self._source.promotion
-        rules = json.dumps([policy.min_tenants, policy.max_tokens, policy.never])
         return RegionTerms(
             namespaces,
-            policy.min_tenants,
-            nothing_blocked if blocks is None else blocks,
-            hashlib.sha256(rules.encode()).hexdigest(),
+            min_tenants=policy.min_tenants,
+            max_tokens=policy.max_tokens,
+            blocks=nothing_blocked if blocks is None else blocks,
+            rules=hashlib.sha256(repr((policy.max_tokens, policy.never)).encode()).hexdigest(),
         )
 
     def _filter(self) -> Blocks | None:

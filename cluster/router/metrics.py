@@ -131,6 +131,24 @@ _PROMOTION_COUNTERS: _Table = (
     ("paceline_cache_promotion_failures", "failures", "Tries that found the store unavailable or refusing"),
 )
 
+_REGIONS_GAUGES: _Table = (
+    ("paceline_cache_regions_clusters", "gauges.clusters", "Other clusters that share with this one, at its leader"),
+    ("paceline_cache_regions_segments", "gauges.segments", "Segments imported from them"),
+    ("paceline_cache_regions_bytes", "gauges.bytes", "Bytes of these segments"),
+    ("paceline_cache_regions_lag_seconds", "gauges.lag_s", "Longest time since one of them wrote its listing"),
+)
+
+_REGIONS_COUNTERS: _Table = (
+    ("paceline_cache_regions_exchanges", "counters.exchanges", "Exchanges with the object store"),
+    ("paceline_cache_regions_failures", "counters.failures", "Exchanges that found a store unavailable or refusing"),
+    ("paceline_cache_regions_exported_bytes", "counters.exported_bytes", "Bytes of segments written for others"),
+    ("paceline_cache_regions_exported_segments", "counters.exported_segments", "Segments written for others"),
+    ("paceline_cache_regions_imported_bytes", "counters.imported_bytes", "Bytes of segments read from others"),
+    ("paceline_cache_regions_imported_segments", "counters.imported_segments", "Segments read from others"),
+    ("paceline_cache_regions_rejected_objects", "counters.rejected_objects", "Torn, forged or unreadable objects"),
+    ("paceline_cache_regions_missing_segments", "counters.missing_segments", "Listed segments that were not there"),
+)
+
 _SOFT_GAUGES: _Table = (
     ("paceline_cache_soft_namespaces", "namespaces", "Namespaces whose counts are exchanged"),
     ("paceline_cache_soft_waiting_contexts", "waiting_contexts", "Contexts of others, read and not yet added"),
@@ -238,6 +256,8 @@ def cache_metrics(stats: CacheStats) -> Iterator[Metric]:
     if stats.promotion is not None:
         # Phrases are counted when their batch is written, and not before.
         yield from _read(_PROMOTION_GAUGES, _PROMOTION_COUNTERS, stats.promotion)
+    if stats.regions is not None:
+        yield from _read(_REGIONS_GAUGES, _REGIONS_COUNTERS, stats.regions)
 
 
 def soft_metrics(stats: SoftExchangeStats) -> Iterator[Metric]:

@@ -8,6 +8,7 @@
     POST   /v1/cache/namespaces/{namespace}/compact
     POST   /v1/cache/namespaces/{namespace}/verify
     DELETE /v1/cache/tenants/{tenant}                      purge of all that is a tenant's own
+    GET    /v1/cache/regions                               clusters that share with this one
 
 With `?tenant=`, the namespace is the name of a part of that tenant's, or "-" for its own. `?fingerprint=` chooses among
 models. All but /livez need `Authorization: Bearer <credential>`.
@@ -77,6 +78,11 @@ _PLACE = "/namespaces/{namespace}"
 @_routes.get("/namespaces")
 async def _list(desk: _Desked, fingerprint: str = "") -> Response:
     return _json({"namespaces": await desk.work.run(lambda: desk.service.namespaces(fingerprint))})
+
+
+@_routes.get("/regions")
+async def _regions(desk: _Desked) -> Response:
+    return _json({"regions": await desk.work.run(desk.service.regions)})
 
 
 @_routes.get(_PLACE)

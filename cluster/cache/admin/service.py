@@ -16,6 +16,7 @@ from cache_service.admin.administration import (
     CompactResult,
     NamespaceStats,
     NamespaceSummary,
+    RegionStatus,
 )
 from cache_service.admin.importer import ImportResult
 from cache_service.admin.purge import PurgeResult
@@ -76,6 +77,9 @@ class CacheAdminService:
 
     def namespaces(self, fingerprint: str = "") -> list[NamespaceSummary]:
         return self._administration.namespaces(fingerprint or None)
+
+    def regions(self) -> list[RegionStatus]:
+        return self._administration.regions()
 
     def stats(self, query: NamespaceQuery) -> NamespaceStats:
         return self._administration.stats(self._one(query))

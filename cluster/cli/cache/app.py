@@ -10,6 +10,7 @@ app = typer.Typer(no_args_is_help=True, help="The shared warm cache: import, exp
 app.command("import")(documents.import_files)
 app.command("export")(documents.export)
 app.command("list")(namespaces.list_namespaces)
+app.command("regions")(namespaces.regions)
 app.command("stats")(namespaces.stats)
 app.command("purge")(namespaces.purge)
 app.command("compact")(namespaces.compact)

@@ -42,6 +42,28 @@ def list_namespaces(place: Place, fingerprint: FingerprintOption = None, as_json
 
 
 @with_options
+def regions(place: Place, as_json: JsonOption = False) -> None:
+    """List the clusters that share what is public and what groups learn, this one first."""
+    with told_in_one_line(), place.service() as service:
+        found = service.regions()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one.cluster,
+            one.fingerprint,
+            shown_seconds(one.age_s),
+            str(one.segments),
+            shown_size(one.bytes),
+            "itself" if one.is_own else str(one.imported_segments),
+        )
+        for one in found
+    ]
+    print_columns(("cluster", "model", "written ago", "segments", "size", "imported"), rows)
+
+
+@with_options
 def stats(place: Place, chosen: StoredNamespace, as_json: JsonOption = False) -> None:
     """Count what a namespace holds, of every model that has it, and what drafts from it have earned."""
     with told_in_one_line(), place.service() as service:

@@ -173,7 +173,7 @@ class MemoryObjects:
 
 def terms(labels=(PUBLIC_LABEL, GROUP), min_tenants=5, blocks=nothing_blocked, rules=""):
     spaces = {label: PUBLIC if label == PUBLIC_LABEL else own_namespace(label) for label in labels}
-    return RegionTerms(spaces, min_tenants, blocks, rules)
+    return RegionTerms(spaces, min_tenants, 16, blocks, rules)
 
 
 class World:
@@ -257,6 +257,7 @@ def test_what_may_not_be_public_here_is_left_out_and_a_new_rule_holds_for_what_i
     world = World()
     world.local["asia"].learn(PUBLIC, "project hush")
     world.local["asia"].learn(PUBLIC, "harmless")
+    world.local["asia"].learn(PUBLIC, "longer than a phrase may be")
     world.settle()
     assert world.local["europe"].imported(PUBLIC) == ["harmless", "project hush"]
     hush = lambda ids: np.full(len(ids), bytes(ids.tolist()).startswith(b"project"))  # noqa: E731
