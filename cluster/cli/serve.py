@@ -113,6 +113,8 @@ def _cache(plan):  # type: ignore[no-untyped-def]
 
     wanted = plan.config.cache if plan.drafters else CacheConfig(url=NO_CACHE)
     with cluster_cache(wanted, lambda told: typer.echo(f"cache   {told}")) as cache:
+        if cache.url != NO_CACHE and cache.regions.url is not None:
+            typer.echo(f"regions {cache.regions.cluster}, shares with other clusters through {cache.regions.url}")
         yield replace(plan, config=plan.config.model_copy(update={"cache": cache}))
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from cluster.cli.serve import _report_build, _start_building_drafter
 from paceline_testing.deployed import wait_for
-from paceline_testing.free_ports import free_ports
 from paceline_testing.scraped import value_of
+from paceline_testing.served_command import assert_ends, serving, wait_for_line
 from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash")]
@@ -30,39 +30,6 @@ NEW_TOKENS = 100
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@contextlib.contextmanager
-def serving(model_dir: Path, *options: str, home: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """(the command in a process group of its own, its HTTP port); what is left of it at the end is killed."""
-    http_port, grpc_port = free_ports(2)
-    settings = [f"target.model={model_dir}", "draft.model=none", *options]
-    settings += [f"gateway.http_port={http_port}", f"gateway.grpc_port={grpc_port}"]
-    command = [str(Path(sys.executable).with_name("paceline")), "serve"]
-    for setting in settings:
-        command += ["--set", setting]
-    environment = os.environ if home is None else {**os.environ, "PACELINE_HOME": str(home)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
-    ) as server:
-        try:
-            yield server, http_port
-        finally:
-            if server.poll() is None:
-                os.killpg(server.pid, signal.SIGKILL)
-
-
-def wait_for_line(server: subprocess.Popen[str], start: str) -> list[psutil.Process]:
-    """The processes that have been started when the server has printed the line."""
-    assert server.stdout is not None
-    assert any(printed.startswith(start) for printed in server.stdout)
-    return psutil.Process(server.pid).children(recursive=True)
-
-
-def assert_ends(server: subprocess.Popen[str], started: list[psutil.Process]) -> None:
-    assert server.wait(timeout=90) == 0
-    _, left = psutil.wait_procs(started, timeout=15)
-    assert not left
 
 
 def test_nothing_is_left_of_a_server_that_has_answered_and_gets_ctrl_c(model_dir):

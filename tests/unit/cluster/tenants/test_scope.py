@@ -1,12 +1,13 @@
 """What a request may draw on, by its tenant's policy and its own wishes."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from actors.errors import InvalidRequest
 from cache_service.errors import SettingError
-from cache_service.formats.namespaces import OPEN, PUBLIC, belongs_to, named, namespace_of, owner_of, salted
+from cache_service.formats.namespaces import OPEN, PUBLIC, belongs_to, imported, named, namespace_of, owner_of, salted
 from cache_service.formats.store_keys import StoreKeys
 from cluster.tenants.scope import Sharing, scope_of
 
@@ -124,6 +125,22 @@ def test_only_what_a_promoted_tenant_says_in_its_own_namespace_is_offered_to_the
     assert [scope_of(one, use).promotes for use in ("off", "read")] == ["", ""]
     if one is not None:
         assert scope_of(Sharing(one.tenant_id, one.policy, one.group, KEY, may_write=False)).promotes == ""
+
+
+@pytest.mark.parametrize("wishes", [{}, {"name": "docs"}, {"salt": SALT}, {"salt": SALT, "name": "docs"}])
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_other_clusters_add_what_they_share_and_nothing_to_what_is_a_tenants_own(kind, wishes):
+    one = EVERY_KIND[kind]
+    if one is None:
+        return
+    plain, wider = scope_of(one, **wishes), scope_of(replace(one, has_regions=True), **wishes)
+    added = [name for name in wider.readable if name not in plain.readable]
+    if one.group is not None and "salt" not in wishes:
+        assert added == [imported(one.namespace)]
+    else:
+        assert added == ([imported(PUBLIC)] if kind == "promoted" else [])
+    assert replace(wider, readable=plain.readable) == plain
+    assert scope_of(replace(one, has_regions=True), "off", **wishes).readable == ()
 
 
 def test_all_that_belongs_to_an_owner_begins_with_it():
