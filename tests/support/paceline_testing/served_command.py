@@ -38,8 +38,12 @@ def serving(model_dir: Path, *options: str, home: Path | None = None) -> Iterato
 def wait_for_line(server: subprocess.Popen[str], start: str) -> list[psutil.Process]:
     """The processes that have been started when the server has printed the line."""
     assert server.stdout is not None
-    assert any(printed.startswith(start) for printed in server.stdout)
-    return psutil.Process(server.pid).children(recursive=True)
+    printed: list[str] = []
+    for line in server.stdout:
+        printed.append(line)
+        if line.startswith(start):
+            return psutil.Process(server.pid).children(recursive=True)
+    raise AssertionError("".join(printed[-20:]))
 
 
 def assert_ends(server: subprocess.Popen[str], started: list[psutil.Process]) -> None:
