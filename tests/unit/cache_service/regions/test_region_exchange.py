@@ -25,6 +25,7 @@ from cache_service.regions.records import MAX_RANGES, PUBLIC_LABEL, Listing, Reg
 FINGERPRINT = "model"
 GROUP, OTHER = group_label("research"), group_label("sales")
 KEEP_S = 10_000
+_PER_SEGMENT = 3
 _serials = itertools.count()
 
 
@@ -45,7 +46,7 @@ class Clock:
 
 
 class MemoryLocal:
-    """A cluster's Redis. `own_pieces` by namespace are segments of one document each."""
+    """A cluster's Redis. `own_pieces` are documents by namespace, a few of which are a segment."""
 
     def __init__(self, name, clock, ahead_s=0):
         self.name, self.clock, self.ahead_s = name, clock, ahead_s
@@ -129,7 +130,8 @@ class MemoryLocal:
     def _segments(self, namespace):
         assert not namespace.startswith("private"), "a private namespace was read"
         pieces = self.own_pieces.get(namespace, [])
-        return [(encode_segment(codec_of(namespace), [piece])[0], [piece]) for piece in pieces]
+        batches = [pieces[begin : begin + _PER_SEGMENT] for begin in range(0, len(pieces), _PER_SEGMENT)]
+        return [(encode_segment(codec_of(namespace), batch)[0], batch) for batch in batches]
 
     def _require(self, namespace, epoch):
         if epoch != str(self.epochs.get(f"{namespace} imported")):
@@ -318,7 +320,7 @@ def test_a_purge_during_an_exchange_has_it_refused():
 
 
 def test_budgets_hold_and_the_oldest_goes_first():
-    world = World(max_bytes=3 * 120)
+    world = World(max_bytes=3 * 180)
     for number in range(20):
         world.local["asia"].learn(NS, f"text {number:02}", time_s=number)
     world.settle()
@@ -327,6 +329,35 @@ def test_budgets_hold_and_the_oldest_goes_first():
     assert 1 <= len(found) < 20
     assert world.exchange["europe"].gauges.bytes <= world.max_bytes
     assert sum(map(len, world.objects.folders["asia"].values())) <= world.max_bytes + 2000  # and the listing
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_torn_or_lost_object_is_written_anew(torn, restarts):
+    world = World()
+    world.local["asia"].learn(NS, "a text")
+    assert world.turn("asia")
+    folder = world.objects.folders["asia"]
+    (digest,) = set(folder) - {LISTING}
+    whole = folder.pop(digest)
+    if torn:
+        folder[digest] = whole[:-1]
+    assert world.turn("europe")
+    counters = world.exchange["europe"].counters
+    assert (counters.rejected_objects, counters.missing_segments) == ((1, 0) if torn else (0, 1))
+    assert world.local["europe"].imported(NS) == []
+    if restarts:
+        world.restart("asia")
+    world.settle()
+    assert world.local["europe"].imported(NS) == ["a text"]
+
+
+def test_a_text_from_the_future_of_its_clusters_clock_stays_there():
+    world = World()
+    world.local["asia"].learn(NS, "now")
+    world.local["asia"].learn(NS, "from the future", time_s=world.clock.now_s + 1000)
+    world.settle()
+    assert world.local["europe"].imported(NS) == ["now"]
 
 
 def test_a_cluster_that_is_silent_for_long_is_dropped_and_a_missing_listing_alone_is_not():
