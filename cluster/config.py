@@ -166,9 +166,9 @@ class PromotionConfig(PromotionPolicy):
 class RegionsConfig(Options):
     """Clusters with the same model, which share public phrases and what groups learn. Needs tenants."""
 
-    url: str | None = None
+    url: Annotated[str, Field(pattern="^[^@]+$")] | None = None
     """A directory or an object store where clusters leave it for each other, as fsspec names them: file:///mnt/regions,
-    s3://bucket/prefix. null: nothing is shared."""
+    s3://bucket/prefix; without user and password. null: nothing is shared."""
     cluster: Annotated[str, Field(pattern=rf"^{CLUSTER_PATTERN}$")] | None = None
     """Name of this cluster among them, which no other one has. Needed with a url."""
     options_file: Path | None = None
@@ -176,7 +176,7 @@ class RegionsConfig(Options):
     $PACELINE_REGIONS_OPTIONS; if that is not set, the file system looks for credentials as it does elsewhere."""
     interval_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
     """Seconds between exchanges."""
-    max_mb: Annotated[int, Field(ge=1, le=2**20)] = 256
+    max_mb: Annotated[int, Field(ge=16, le=2**20)] = 256
     """Megabytes that this cluster shares, and that it keeps of all others; the oldest are left out."""
 
     @model_validator(mode="after")

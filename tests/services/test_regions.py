@@ -62,7 +62,7 @@ class Cluster:
         member = StoredTenant(id="a" * 8, name="member", created=datetime.now(UTC), policy="group", group="research")
         loner = StoredTenant(id="b" * 8, name="loner", created=datetime.now(UTC))
         write_registry(self.file, Registry((*tenants, member, loner)))
-        config = RegionsConfig(url=url, cluster=name, interval_s=0.1, max_mb=1)
+        config = RegionsConfig(url=url, cluster=name, interval_s=0.1, max_mb=16)
         self.cache = SharedCache(
             self.server.settings,
             "model",

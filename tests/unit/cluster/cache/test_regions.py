@@ -65,3 +65,5 @@ def test_a_url_needs_a_name_of_the_cluster():
         RegionsConfig(url="file:///mnt/regions")
     with pytest.raises(ValidationError):
         RegionsConfig(url="file:///mnt/regions", cluster="../asia")
+    with pytest.raises(ValidationError):
+        RegionsConfig(url="ftp://me:secret@host/regions", cluster="asia")
