@@ -244,9 +244,10 @@ def _load_model(
         check_stored_quantization(source, stored, quantization, device)
     torch_dtype = getattr(torch, choose_dtype(dtype, config, device))
     options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False}
+    divides_mixers = quantization == "none" and stored is None  # weights that are cut after loading
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
-        options["config"] = with_own_plan(config)
+        options["config"] = with_own_plan(config, divides_mixers=divides_mixers)
     elif device != "cpu" or stored is not None:
         options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
@@ -271,9 +272,12 @@ def _load_model(
     if tensor_parallel > 1:
         import torch.distributed as dist
 
+        from actors.models.mixer_shares import divide_mixers
         from actors.models.shards import unwrap_shards
 
         unwrap_shards(model)
+        if divides_mixers:
+            divide_mixers(model)
         add_biases_once(model, dist.get_rank())
     model.eval()
     model.requires_grad_(False)
