@@ -252,6 +252,13 @@ def _load_model(
         options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
         with quiet_transformers(), contextlib.ExitStack() as reading:
+            if tensor_parallel > 1 and stored is not None and stored["quant_method"] == "mxfp4":
+                from transformers import Mxfp4Config
+
+                from actors.models.mxfp4_shares import read_blocks_whole
+
+                options["quantization_config"] = Mxfp4Config(dequantize=True)
+                reading.enter_context(read_blocks_whole())
             if quantization != "none":
                 from actors.models.quantization import check_device
                 from actors.models.quantized_loading import WhileLoading, read_by_tensor

@@ -70,9 +70,10 @@ def plan_of(text: PretrainedConfig) -> Plan:
 
 def check_own_plan(spec: str, text: PretrainedConfig, stored: dict[str, Any] | None, ranks: int) -> None:
     """stored: see `stored_quantization`. Raises ModelError for what a plan of ours cannot share out."""
-    if text.model_type == "gpt_oss" and stored is not None:
+    method = None if stored is None else stored.get("quant_method")
+    if text.model_type == "gpt_oss" and method not in (None, "mxfp4"):
         raise ModelError(
-            f"model {spec!r}: quantized weights of {text.model_type} are not shared out; tensor_parallel must be 1"
+            f"model {spec!r}: weights of {text.model_type} in {method} are not shared out; tensor_parallel must be 1"
         )
     width = getattr(text, _WIDTHS.get(text.model_type, ""), 0)
     if width % ranks:

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from actors.build import build_target_engine
 from actors.engine.rank_group import LeadingRank, follow
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel
+from actors.models.mxfp4_shares import widened_share
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from paceline_testing.drafting import tree_to_verify
@@ -43,8 +46,27 @@ def model_dir(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def wanted(model_dir) -> list[list[int]]:
+def save_as_published(model_dir: Path, path: Path) -> None:
+    """The model with random experts in MXFP4: blocks of 32 inputs for each output, two codes a byte, and exponents."""
+    config = GptOssConfig.from_pretrained(model_dir)
+    config.hidden_size, config.intermediate_size = 64, 96  # three blocks of inputs: the second is on both ranks
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(5)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        shape = (experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(123, 126, shape, generator=generator, dtype=torch.uint8)
+    config.quantization_config = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+    }
+    config.save_pretrained(path)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def texts_of(model_dir: Path) -> list[list[int]]:
     """What the unpatched model says after each prompt, without a cache."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager").eval()
     texts = [list(prompt) for prompt in PROMPTS]
@@ -53,6 +75,11 @@ def wanted(model_dir) -> list[list[int]]:
             for _ in range(NEW_TOKENS):
                 text.append(int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
     return texts
+
+
+@pytest.fixture(scope="module")
+def wanted(model_dir) -> list[list[int]]:
+    return texts_of(model_dir)
 
 
 def options_of(ranks: int) -> TargetGroupOptions:
@@ -100,6 +127,36 @@ def run_rank(rank: int, ring, answers, path: Path, wanted) -> None:
     check_integrity(engine)
 
 
+def test_experts_as_published_are_shared_out_within_blocks(model_dir, tmp_path):
+    save_as_published(model_dir, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.experts"
+    for weight, dim in (("gate_up_proj", 2), ("down_proj", 1)):
+        blocks, scales = (tensors[f"{name}.{weight}_{kind}"] for kind in ("blocks", "scales"))
+        whole = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        for ranks in (2, 4):
+            shares = []
+            for rank in range(ranks):
+                shape, first = list(whole.shape), [0, 0, 0]
+                shape[dim] //= ranks
+                first[dim] = rank * shape[dim]
+                shares.append(widened_share(blocks, scales, tuple(shape), tuple(first), torch.float32))
+            assert torch.equal(torch.cat(shares, dim), whole)
+
+
+@pytest.mark.slow
+def test_two_ranks_say_what_the_unpatched_model_says_with_weights_as_published(model_dir, tmp_path):
+    save_as_published(model_dir, tmp_path)
+    wanted = texts_of(tmp_path)
+    assert all(len(set(text)) > 5 for text in wanted)
+    with ranks_at_work(2, run_rank, tmp_path, wanted) as answers:
+        found = [answers.get(timeout=ANSWER_WITHIN_S) for _ in range(2)]
+    texts, accepted = next(answer for answer in found if isinstance(answer, tuple))
+    assert texts == wanted
+    assert accepted > NEW_TOKENS * len(PROMPTS) // 2
+    assert [(2,), (4, 48, 64)] in found
+
+
 @pytest.mark.slow
 def test_two_ranks_say_what_one_and_the_unpatched_model_say(model_dir, wanted):
     assert all(len(set(text)) > 5 for text in wanted)
@@ -122,7 +179,7 @@ def test_what_the_plan_cannot_share_out_is_refused(model_dir, tmp_path):
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="tensor_parallel is 2; it must divide the width 33 of the experts"):
         check_tensor_parallel(ModelSource("tiny", "tiny", tmp_path), 2)
-    config.quantization_config = {"quant_method": "mxfp4"}
+    config.quantization_config = {"quant_method": "fp8"}
     config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="quantized weights of gpt_oss are not shared out; tensor_parallel must be 1"):
+    with pytest.raises(ModelError, match="weights of gpt_oss in fp8 are not shared out; tensor_parallel must be 1"):
         check_tensor_parallel(ModelSource("tiny", "tiny", tmp_path), 2)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.engine.attention.interface import AttentionPlan, paged_attention
-from actors.errors import ModelError
 
 # Columns that keys with ALiBi have more: two are used, so that the size stays a multiple of what kernels load at once.
 POSITION_COLUMNS = 8
@@ -97,16 +96,30 @@ def _falcon(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """`forward`. Key heads that queries share are cached once."""
+    """`forward`. Key heads that queries share are cached once; with ALiBi, once for each query head."""
     from transformers.models.falcon.modeling_falcon import apply_rotary_pos_emb
 
-    if alibi is not None or position_embeddings is None:
-        raise ModelError("FalconAttention has ALiBi with positions rounded to bfloat16; it must have rotary positions")
     query, keys, values = module._split_heads(module.query_key_value(hidden_states))
-    shared = keys.shape[2] // module.num_kv_heads
-    query, key, value = (part.transpose(1, 2) for part in (query, keys[:, :, ::shared], values[:, :, ::shared]))
-    query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+    if alibi is not None:
+        query, key, value = (part.expand_as(query).transpose(1, 2) for part in (query, keys, values))
+        assert forward.positions is not None
+        query, key = _with_rounded_biases(query, key, forward.positions)
+    else:
+        shared = keys.shape[2] // module.num_kv_heads
+        query, key, value = (part.transpose(1, 2) for part in (query, keys[:, :, ::shared], values[:, :, ::shared]))
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
     return module.dense(forward.attend(module, query, key, value, module.inv_norm_factor).flatten(2)), None
+
+
+def _with_rounded_biases(query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_with_positions`, for Falcon, which rounds slopes, positions and their products to bfloat16: a column of the
+    key holds the product."""
+    from transformers.models.falcon.modeling_falcon import build_alibi_tensor
+
+    slopes = build_alibi_tensor(positions.new_ones((1, 2)), query.shape[1], torch.bfloat16)[:, 0, 1]
+    asked, own = (tensor.new_zeros((*tensor.shape[:3], POSITION_COLUMNS)) for tensor in (query, key))
+    asked[..., 0], own[..., 0] = 1.0, slopes[:, None] * positions
+    return torch.cat([query, asked], dim=-1), torch.cat([key, own], dim=-1)
 
 
 class _Own(NamedTuple):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
-from actors.engine.attention.own_attention import _with_positions
+from actors.engine.attention.own_attention import _with_positions, _with_rounded_biases
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
 from actors.engine.model_runner import ModelRunner
 from actors.engine.sequence import Sequence
-from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceStart
 from actors.models.random_model import random_model
 from actors.models.tiny_config import VOCAB_SIZE, config_of_type, tiny_config
@@ -26,7 +26,10 @@ DRAFT, PARENTS = np.array([5, 9, 6], np.int32), np.array([-1, -1, 0], np.int32)
 
 @cache
 def model_of(kind: str) -> PreTrainedModel:
-    config = tiny_config(config_of_type(kind))
+    config = tiny_config(config_of_type(kind.split()[0]))
+    if kind.startswith("falcon "):  # six heads: slopes are no powers of two
+        config.alibi, config.num_attention_heads, config.num_kv_heads, config.hidden_size = True, 6, 6, 96
+        config.multi_query, config.new_decoder_architecture = kind != "falcon alibi", False
     if kind == "mpt":
         config.max_seq_len = 1024
     return random_model(config)
@@ -49,7 +52,7 @@ def gap(kind: str, runner: ModelRunner, length: int, chunk: int) -> float:
     return float((logits.cpu() - torch.stack(expected)).abs().max())
 
 
-@pytest.mark.parametrize("kind", ["bloom", "mpt"])
+@pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon alibi", "falcon alibi, one key head"])
 def test_positions_beyond_one_number_are_weighed(kind):
     runner = ModelRunner(copy.deepcopy(model_of(kind)), 1024)
     assert gap(kind, runner, 530, 500) < 2e-3  # their spread is 4
@@ -89,8 +92,10 @@ def test_positions_are_exact_in_half_precision(dtype):
     assert torch.equal(scores, torch.stack([positions[0] * 0.5, positions[0] * 0.25])[None].double())
 
 
-def test_a_falcon_with_alibi_is_refused():
-    config = tiny_config(config_of_type("falcon"))
-    config.alibi = True
-    with pytest.raises(ModelError, match="ALiBi with positions rounded to bfloat16"):
-        ModelRunner(random_model(config), 64)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_biases_of_falcon_are_rounded_as_there_in_half_precision(dtype):
+    positions = torch.arange(2048)[None]
+    tokens = torch.zeros(1, 6, 2048, 8, dtype=dtype)
+    query, key = _with_rounded_biases(tokens, tokens, positions)
+    biases = build_alibi_tensor(torch.ones_like(positions), 6, torch.float32)[:, 0].double()
+    assert torch.equal((query.double() * key.double()).sum(-1)[0], biases)
