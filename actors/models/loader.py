@@ -252,7 +252,7 @@ def _load_model(
         options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
         with quiet_transformers(), contextlib.ExitStack() as reading:
-            if tensor_parallel > 1 and stored is not None and stored["quant_method"] == "mxfp4":
+            if tensor_parallel > 1 and stored is not None and stored.get("quant_method") == "mxfp4":
                 from transformers import Mxfp4Config
 
                 from actors.models.mxfp4_shares import read_blocks_whole

@@ -166,7 +166,5 @@ def _share(tensor: Tensor, sizes: list[tuple[int, bool]], rank: int, ranks: int)
     dim = next(dim for dim, size in enumerate(tensor.shape) if size > 1)
     sizes = sizes or [(tensor.shape[dim], False)]
     parts = tensor.split([size for size, _ in sizes], dim)
-    own = [
-        part if is_whole else part.chunk(ranks, dim)[rank] for part, (_, is_whole) in zip(parts, sizes, strict=True)
-    ]
+    own = [part if is_whole else part.chunk(ranks, dim)[rank] for part, (_, is_whole) in zip(parts, sizes, strict=True)]
     return torch.cat(own, dim)

@@ -60,7 +60,12 @@ def save_as_published(model_dir: Path, path: Path) -> None:
         tensors[f"{name}_scales"] = torch.randint(123, 126, shape, generator=generator, dtype=torch.uint8)
     config.quantization_config = {
         "quant_method": "mxfp4",
-        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
     }
     config.save_pretrained(path)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

@@ -105,6 +105,7 @@ def _falcon(
         assert forward.positions is not None
         query, key = _with_rounded_biases(query, key, forward.positions)
     else:
+        assert position_embeddings is not None
         shared = keys.shape[2] // module.num_kv_heads
         query, key, value = (part.transpose(1, 2) for part in (query, keys[:, :, ::shared], values[:, :, ::shared]))
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
