@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from actors.build import build_target_engine
 from actors.draft_tree import DraftTree
 from actors.drafters.registry import DRAFTER_NAMES
-from actors.engine.rank_group import LeadingRank, follow
+from actors.engine.rank_group import LeadingRank, begin_rounds, follow
 from actors.engine.recurrent.mixer import is_mixer
 from actors.engine.warm_up import warm_up
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
@@ -164,6 +164,7 @@ def serve_rank(rank: int, ring, answers, path: Path, options: dict) -> None:
     """Rank 0: a local engine whose target is the group."""
     head = options.get("eagle_head", "none")
     engine = build_target_engine(source_of(path), options_of(2).model_copy(update={"eagle_head": head}), rank=rank)
+    begin_rounds()
     if rank:
         warm_up(engine)
         follow(engine, ring)
