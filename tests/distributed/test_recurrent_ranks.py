@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,21 +11,15 @@ from transformers import AutoModelForCausalLM
 
 from actors.build import build_target_engine
 from actors.draft_tree import DraftTree
-from actors.drafters.registry import DRAFTER_NAMES
-from actors.engine.rank_group import LeadingRank, begin_rounds, follow
+from actors.engine.rank_group import LeadingRank, follow
 from actors.engine.recurrent.mixer import is_mixer
-from actors.engine.warm_up import warm_up
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.random_model import random_model
 from actors.models.source import ModelSource
 from actors.models.tiny_config import config_of_type, tiny_config
 from actors.options import TargetGroupOptions
-from cluster.offline import engine as offline_engine
-from cluster.offline.engine import LocalEngine
-from paceline_testing import mtp_checkpoints
 from paceline_testing.integrity import check_integrity
 from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
-from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, END_OF_TURN, PADDING, make_byte_tokenizer, save_tiny_model
 
 # Part of the weights of mixers that a rank of two has. MOSTLY is an upper limit: some of their linears are whole.
 DIVIDED, MOSTLY, WHOLE = 0.5, 0.6, 1.0
@@ -158,54 +151,3 @@ def assert_greedy(path: Path, text: list[int], num_prompt: int) -> None:
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([text])).logits[0]
     assert text[num_prompt:] == logits[num_prompt - 1 : -1].argmax(-1).tolist()
-
-
-def serve_rank(rank: int, ring, answers, path: Path, options: dict) -> None:
-    """Rank 0: a local engine whose target is the group."""
-    head = options.get("eagle_head", "none")
-    engine = build_target_engine(source_of(path), options_of(2).model_copy(update={"eagle_head": head}), rank=rank)
-    begin_rounds()
-    if rank:
-        warm_up(engine)
-        follow(engine, ring)
-    else:
-        leading = LeadingRank(SimpleNamespace(verify=engine.verify, clear=engine.clear), ring)
-        offline_engine._build_target = lambda *_: engine
-        local = LocalEngine(str(path), **options)
-        engine.verify = leading.answer
-        answers.put([answers_of(local, sampling) for sampling in ASKED for _ in range(2)])
-        answers.put(dict(local.core.counters.accepted_tokens))
-        leading.stop()
-    check_integrity(engine)
-
-
-ASKED = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.3})
-
-
-def answers_of(local: LocalEngine, sampling: dict) -> list[list[int]]:
-    words = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash")]
-    predictions = [[65, 66, 67]] * len(words)
-    generations = local.generate(words, max_new_tokens=16, ignore_eos=True, predictions=predictions, **sampling)
-    return [generation.token_ids for generation in generations]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lfm2", "gpt_oss", "qwen3_next"])
-def test_two_ranks_say_the_same_with_all_drafters(tmp_path, kind, drafts_pay):
-    path, common = tmp_path / "target", {"device": "cpu", "batch_size": 4, "kv_cache_tokens": 4096}
-    if kind == "qwen3_next":
-        mtp_checkpoints.qwen3_next().save(path)
-        drafting = {"drafters": ("eagle",), "eagle_head": "mtp", "eagle_depth": 3, "draft_model": "none"}
-    else:
-        config = tiny_config(config_of_type(kind))
-        config.vocab_size, config.eos_token_id, config.pad_token_id = BYTE_VOCAB_SIZE, END_OF_TURN, PADDING
-        random_model(config).save_pretrained(path)
-        make_byte_tokenizer().save_pretrained(path)
-        names = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto", "eagle"))
-        drafting = {"drafters": names, "draft_model": str(save_tiny_model(tmp_path / "draft", "llama", 5, layers=1))}
-    plain = LocalEngine(str(path), drafters=("none",), draft_model="none", **common)
-    wanted = [answers_of(plain, sampling) for sampling in ASKED]
-    with ranks_at_work(2, serve_rank, path, common | drafting) as answers:
-        said, accepted = answers.get(timeout=ANSWER_WITHIN_S), answers.get(timeout=ANSWER_WITHIN_S)
-    assert said == [wanted[0]] * 2 + [wanted[1]] * 2
-    assert sum(accepted.values()) > 0
