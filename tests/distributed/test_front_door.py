@@ -53,6 +53,10 @@ class Door:
     def headers(self):
         return {"Authorization": f"Bearer {self.key}"}
 
+    @property
+    def metadata(self):
+        return (("authorization", f"Bearer {self.key}"),)
+
 
 @contextlib.contextmanager
 def opened(home, **settings):
@@ -238,6 +242,17 @@ def test_a_body_above_the_limit_is_refused_with_its_size(door):
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
+def test_answers_and_grpc_calls_may_be_larger_than_grpcs_usual_limit(door, channel):
+    longest = " ".join(["the quick brown fox jumps over the lazy dog"] * 800)
+    answer = complete(door, prompt=longest, echo=True, n=128)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) > 4 << 20
+    assert all(choice["text"].startswith(longest) for choice in answer.json()["choices"])
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    request = inference_pb2.GenerateRequest(prompt=FOX, max_tokens=8, stop=["x" * 1000] * ((4 << 20) // 1003 - 1))
+    assert code_of(lambda: stub.Generate(request, metadata=door.metadata)) is grpc.StatusCode.INVALID_ARGUMENT
+
+
 def stream_lines(door, seen, **fields):
     body = {"prompt": FOX, "temperature": 0, "stream": True, **fields}
     with httpx.stream("POST", f"{door.url}/v1/completions", json=body, headers=door.headers, timeout=60) as answer:
@@ -254,9 +269,8 @@ def test_a_killed_gateway_costs_its_own_streams_alone_and_others_some_seconds_at
     for thread in threads:
         thread.start()
     stub = inference_pb2_grpc.InferenceStub(channel)
-    metadata = (("authorization", f"Bearer {door.key}"),)
     request = inference_pb2.GenerateRequest(prompt=FOX, temperature=0, max_tokens=1500)
-    over_grpc = [stub.GenerateStream(request, metadata=metadata, timeout=60) for _ in range(6)]
+    over_grpc = [stub.GenerateStream(request, metadata=door.metadata, timeout=60) for _ in range(6)]
     for call in over_grpc:
         next(call)
     wait_for(lambda: all(streams), "the beginning of all streams")
@@ -323,9 +337,8 @@ def test_a_killed_proxy_is_soon_replaced(door):
 def test_many_grpc_connections_and_calls_without_a_key_cost_little_memory(door, channel):
     hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # with empty settings
     stub = inference_pb2_grpc.InferenceStub(channel)
-    metadata = (("authorization", f"Bearer {door.key}"),)
     request = inference_pb2.GenerateRequest(prompt=FOX, temperature=0, max_tokens=8)
-    assert stub.Generate(request, metadata=metadata, timeout=30).text
+    assert stub.Generate(request, metadata=door.metadata, timeout=30).text
     with Memory() as memory, contextlib.ExitStack() as opened:
         watches = [channel.unary_stream("/grpc.health.v1.Health/Watch")(b"") for _ in range(600)]
         for _ in range(2 * door.config.max_connections):
@@ -334,7 +347,7 @@ def test_many_grpc_connections_and_calls_without_a_key_cost_little_memory(door, 
         wait_for(lambda: sum(watch.done() for watch in watches) >= 500, "refusals")
         ended = {watch.code() for watch in watches if watch.done()}
         assert ended <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED}  # by us, and by grpc itself
-        assert stub.Generate(request, metadata=metadata, timeout=30).text  # on a connection that was there before
+        assert stub.Generate(request, metadata=door.metadata, timeout=30).text  # on a connection that was there before
         for watch in watches:
             watch.cancel()
     print(f"gRPC connections: {memory.growth:.0f} MB")
@@ -362,5 +375,4 @@ def test_tls_with_certificates_of_clients_on_both_ports(ray_here, tmp_path):
         credentials = grpc.ssl_channel_credentials(authority.file.read_bytes(), *pair)
         with grpc.secure_channel(f"localhost:{door.config.grpc_port}", credentials) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
-            metadata = (("authorization", f"Bearer {door.key}"),)
-            assert stub.ListModels(inference_pb2.ListModelsRequest(), metadata=metadata).models[0].id == "toy"
+            assert stub.ListModels(inference_pb2.ListModelsRequest(), metadata=door.metadata).models[0].id == "toy"
