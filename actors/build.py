@@ -14,8 +14,9 @@ from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.eagle.draft_head import DraftHead
 from actors.eagle.eagle_drafter import EagleDrafter
-from actors.eagle.head_loading import load_eagle_head
+from actors.eagle.head_loading import load_head
 from actors.eagle.mtp_loading import load_mtp_head
+from actors.eagle.one_pass_drafter import OnePassDrafter
 from actors.engine.attention.choice import has_triton, missing_for_triton_tree
 from actors.engine.attention.flashinfer import wrapper_class
 from actors.engine.attention.latent import cache_latents
@@ -96,7 +97,7 @@ def build_target_engine(
     if options.eagle_head == MTP_HEAD:  # before the target, which takes longer
         head = load_mtp_head(source, config, dtype, device)
     elif options.eagle_head != "none":
-        head = load_eagle_head(Path(options.eagle_head), config, dtype, device)
+        head = load_head(Path(options.eagle_head), config, dtype, device)
     model = load_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
     silence_unmapped_tokens(model, source)
     if ranks > 1:
@@ -116,9 +117,8 @@ def build_target_engine(
         attention = None if options.attention == "flashinfer" else options.attention
         # Branches of its trees would not be verified.
         shape = options.eagle.model_copy(update={"top_k": 1}) if engine.chain_only else options.eagle
-        engine.attach_head(
-            EagleDrafter(model, head, engine_options.num_slots, shape, attention=attention, num_ranks=ranks)
-        )
+        kind = EagleDrafter if head.masks is None else OnePassDrafter
+        engine.attach_head(kind(model, head, engine_options.num_slots, shape, attention=attention, num_ranks=ranks))
     return engine
 
 

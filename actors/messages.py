@@ -325,6 +325,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     is_declined: bool = False  # a round sent ahead that is not carried out: nothing has changed
     # Its launches were not yet recorded: `elapsed_s` does not tell how long a round of its rows takes.
     is_new_shape: bool = False
+    head_is_parallel: bool = False  # whether one forward of the head gives trees of any depth
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

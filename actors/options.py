@@ -77,8 +77,8 @@ class TargetOptions(ModelOptions):
     """bitwise: neither drafts nor other requests change a bit of the logits. Slower; tested on CPUs, and tried on
     one H200."""
     eagle_head: str = "none"
-    """Directory of an EAGLE head, or mtp for the multi-token prediction head in the target's own checkpoint. Every rank
-    has a copy."""
+    """Directory of an EAGLE, P-EAGLE or DFlash head, or mtp for the multi-token prediction head in the target's own
+    checkpoint. Every rank has a copy."""
     eagle_depth: EagleDepth = DEFAULT_EAGLE_DEPTH
     eagle_top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
 

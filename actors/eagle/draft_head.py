@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Sequences
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from actors.engine.kv_cache import LayerShape
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRows:
+    """How a one-pass head guesses several tokens in one forward: rows of a mask token follow the text's."""
+
+    token: int  # an id that the embedding has a row for
+    # True: the text's last token comes again before the masks, all these rows see one another, and a mask guesses the
+    # token in its own place. False: rows are causal, and a mask guesses the token after it, as rows of text do.
+    is_block: bool = False
+    most: int | None = None  # tokens that the head is made to guess; None: any number
 
 
 class DraftHead(nn.Module, ABC):
@@ -18,6 +30,7 @@ class DraftHead(nn.Module, ABC):
     embed_tokens: nn.Embedding | None  # None: the target's embeddings are used
     lm_head: nn.Linear | None  # None: the target's output layer is used
     draft_ids: Tensor | None  # int64 [Vd]: token of each output column; None: column c stands for token c
+    masks: MaskRows | None = None  # None: no one-pass head
 
     @property
     @abstractmethod
@@ -34,9 +47,12 @@ class DraftHead(nn.Module, ABC):
         """Let all layers attend as their argument `paged_plan` says."""
 
     @abstractmethod
-    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, **attention: Any) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, drafted: Tensor | None = None, **attention: Any
+    ) -> Tensor:
         """Outputs [batch, rows, h] of embeddings [batch, rows, h], features of the target or earlier outputs
-        [batch, rows, f or h], and positions int64 [batch, rows]. attention: arguments of the layers' attention."""
+        [batch, rows, f or h], and positions int64 [batch, rows]. drafted: bool [batch, rows], the rows without a
+        feature; None: none, or no one-pass head. attention: arguments of the layers' attention."""
 
     @abstractmethod
     def logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:

@@ -3,7 +3,8 @@
 EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-2 (Li et al. 2024, arXiv:2406.16858) share the published format of
 a head that predicts the next hidden state, which the target's output layer turns into tokens. EAGLE-3 (Li et al. 2025,
 arXiv:2503.01840) reads several hidden states of the target and has an output layer of its own, often for a reduced
-vocabulary.
+vocabulary. P-EAGLE (Hui et al. 2026, arXiv:2602.01469) is EAGLE-3 that guesses several tokens in one forward, with a
+learnt feature for positions that the target has not computed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from actors.eagle.draft_head import DraftHead
+from actors.eagle.draft_head import DraftHead, MaskRows
 from actors.eagle.head_layout import HeadKind, HeadLayout
 from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.kv_cache import LayerShape
@@ -80,6 +81,9 @@ class EagleHead(DraftHead):
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if layout.has_own_embedding else None
         self.norm = LlamaRMSNorm(size, eps) if layout.kind == "eagle3" else None
         self.lm_head = nn.Linear(size, layout.vocab_size, bias=False) if layout.vocab_size is not None else None
+        if layout.mask_token is not None:
+            self.masks = MaskRows(layout.mask_token)
+            self.mask_hidden = nn.Parameter(torch.empty(layout.fused_size))
         self.register_buffer("draft_ids", None, persistent=False)
         with torch.device("cpu"):  # not on the meta device, unlike the weights
             self.rotary_emb = LlamaRotaryEmbedding(config)
@@ -95,14 +99,19 @@ class EagleHead(DraftHead):
     def attend_paged(self) -> None:
         self.config._attn_implementation = ATTENTION_NAME
 
-    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, **attention: Any) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, drafted: Tensor | None = None, **attention: Any
+    ) -> Tensor:
         """embeddings [batch, rows, h], positions int64 [batch, rows]; features are the target's, [batch, rows, f] or
-        as wide as `fc` reads, or earlier outputs of this head, [batch, rows, h]. Returns [batch, rows, h].
+        as wide as `fc` reads, or earlier outputs of this head, [batch, rows, h]. drafted: bool [batch, rows], rows that
+        have the learnt feature. Returns [batch, rows, h].
 
         attention: arguments of the attention function of `config`, such as `attention_mask`.
         """
         rotary = self.rotary_emb(embeddings, positions)
         attention.setdefault("attention_mask", None)
+        if drafted is not None:
+            features = torch.where(drafted[..., None], self.mask_hidden, features)
         if self.kind == "eagle":
             hidden = self.fc(torch.cat((embeddings, features), dim=-1))
         else:

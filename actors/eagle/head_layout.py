@@ -2,7 +2,8 @@
 
 Layouts that are read: EAGLE-1 and -2 (`layers.*`), EAGLE-3 (`midlayer.*`, also with the `target_hidden_size` of a
 larger target), and the `speculators` format of EAGLE-3 (`layers.*` with a nested `transformer_layer_config`), with the
-norms of EAGLE-3.1. A key of config.json that is not known here may change what a head computes, so it is refused.
+norms of EAGLE-3.1; P-EAGLE is EAGLE-3 with `mask_hidden` and the id of a mask token. A key of config.json that is not
+known here may change what a head computes, so it is refused.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ _DESCRIPTIVE = {
 }  # fmt: skip
 _FLAGS = {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
 _OTHERS = {"target_hidden_size", _LAYER_IDS, "eagle_config", "use_aux_hidden_state"}
+MASK_HIDDEN = "mask_hidden"  # the tensor that tells P-EAGLE
+_MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
+# Of P-EAGLE: that it is one, and how it was trained.
+_PARALLEL = {*_MASK_TOKENS, "parallel_drafting", "num_depths", "down_sample_ratio", "down_sample_ratio_min"}
+_SPECULATORS = (None, "eagle", "eagle3", "peagle")  # values of `speculators_model_type` that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class HeadLayout:
     norm_before_fc: bool = False  # one norm over all features
     fc_norm: bool = False  # a norm for each layer's feature (EAGLE-3.1)
     norm_output: bool = False  # the normed output is the next feature (EAGLE-3.1)
+    mask_token: int | None = None  # P-EAGLE: the token of rows without a feature
 
     @property
     def fused_size(self) -> int:
@@ -74,11 +81,15 @@ def renamed(key: str) -> str:
 def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, keys: Collection[str]) -> HeadLayout:
     """The layout of a head for a target (its text configuration). file: config.json, for errors; data: what it holds;
     keys: published names of the head's tensors. Raises ModelError for what is not implemented."""
+    kind_of_file = data.get("speculators_model_type")
+    if kind_of_file not in _SPECULATORS:
+        raise ModelError(f"{file}: speculators_model_type is {kind_of_file!r}, which is not implemented")
     is_eagle3 = any(key.startswith("midlayer.") or key == "layers.0.hidden_norm.weight" for key in keys)
-    kind: HeadKind = "eagle3" if is_eagle3 or data.get("speculators_model_type") == "eagle3" else "eagle"
+    kind: HeadKind = "eagle3" if is_eagle3 or kind_of_file in ("eagle3", "peagle") else "eagle"
+    is_parallel = kind == "eagle3" and MASK_HIDDEN in keys
     nested = data.get("transformer_layer_config")
     shape = {**nested, "target_hidden_size": data.get("target_hidden_size")} if nested else dict(data)
-    _refuse_unknown(file, kind, data, nested or {})
+    _refuse_unknown(file, kind, data, nested or {}, _PARALLEL if is_parallel else set())
     feature_size = shape.get("target_hidden_size") or shape.get("hidden_size")
     if feature_size != target.hidden_size:
         name = "target_hidden_size" if shape.get("target_hidden_size") else "hidden_size"
@@ -111,6 +122,11 @@ def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, k
         fc_norm=bool(data.get("fc_norm")),
         norm_output=bool(data.get("norm_output")),
     )
+    if is_parallel:
+        num_ids = layout.config.vocab_size if layout.has_own_embedding else target.vocab_size
+        layout = replace(layout, mask_token=_mask_token(file, data, num_ids))
+    elif kind_of_file == "peagle":
+        raise ModelError(f"{file}: speculators_model_type is 'peagle'; the checkpoint lacks the key {MASK_HIDDEN!r}")
     if layout.fused_size == size:
         raise ModelError(
             f"{file}: {len(layout.feature_layers or ())} features of size {feature_size} are as wide as hidden_size, "
@@ -119,9 +135,31 @@ def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, k
     return layout
 
 
-def _refuse_unknown(file: Path, kind: HeadKind, data: Mapping[str, Any], nested: Mapping[str, Any]) -> None:
-    """Raises ModelError for a key that may change what the head computes."""
-    known = set(LlamaConfig().to_dict()) | _DESCRIPTIVE
+def _mask_token(file: Path, data: Mapping[str, Any], num_ids: int) -> int:
+    """num_ids: rows of the embedding that is used."""
+    found = {key: data[key] for key in _MASK_TOKENS if data.get(key) is not None}
+    if not found:
+        raise ModelError(
+            f"{file}: the checkpoint has the key {MASK_HIDDEN!r}, so one of {', '.join(_MASK_TOKENS)} must be there"
+        )
+    if len(set(found.values())) > 1:
+        raise ModelError(f"{file}: {' and '.join(found)} differ: {found}")
+    key, token = next(iter(found.items()))
+    return checked_mask_token(file, key, token, num_ids)
+
+
+def checked_mask_token(file: Path, key: str, token: Any, num_ids: int) -> int:
+    """The mask token that a key of config.json names. Raises ModelError unless it is an id below `num_ids`."""
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < num_ids:
+        raise ModelError(f"{file}: {key} is {token!r}; it must be an id below {num_ids}")
+    return token
+
+
+def _refuse_unknown(
+    file: Path, kind: HeadKind, data: Mapping[str, Any], nested: Mapping[str, Any], more: Collection[str]
+) -> None:
+    """Raises ModelError for a key that may change what the head computes. more: keys that are known as well."""
+    known = set(LlamaConfig().to_dict()) | _DESCRIPTIVE | set(more)
     if kind == "eagle3":
         known |= _FLAGS | _OTHERS
     for place, values in (("", data), ("transformer_layer_config.", nested)):

@@ -1,43 +1,67 @@
-"""Reads EAGLE heads from directories in the published formats."""
+"""Reads EAGLE and DFlash heads from directories in the published formats."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from actors.eagle.dflash_head import ARCHITECTURE, DFlashHead, read_dflash_layout
+from actors.eagle.draft_head import DraftHead
 from actors.eagle.eagle_head import EagleHead
-from actors.eagle.head_layout import HeadLayout, read_layout, renamed
+from actors.eagle.head_layout import MASK_HIDDEN, HeadLayout, read_layout, renamed
 from actors.errors import ModelError
 from actors.models.source import ModelSource
 
 _BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 _VOCABULARY_KEYS = ("d2t", "t2d")
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq",)  # computed by the head itself
+_NOT_READ = ("DFlash", "DSpark")  # families of drafters with published layouts that are not implemented
 _OF_THE_TARGET = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies that `speculators` may leave in
 
 
-def load_eagle_head(
-    path: Path | str, target: PretrainedConfig, dtype: str = "float32", device: str = "cpu"
-) -> EagleHead:
+def load_head(path: Path | str, target: PretrainedConfig, dtype: str = "float32", device: str = "cpu") -> DraftHead:
     """Load the head in directory `path` (config.json beside safetensors, or an older pytorch_model.bin) for a target.
 
     Raises ModelError with file, key, shape and expected shape for anything missing, unknown or of another size, and
     for a layout that is not implemented.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise ModelError(f"EAGLE head {str(path)!r}: there is no such directory")
-    text = target.get_text_config()
-    file = path / "config.json"
-    if not file.is_file():
-        raise ModelError(f"{file}: there is no such file; it says of what shape the head is")
-    data = ModelSource(str(path), path.name, path).read_json("config.json")
+    architectures = _read_config(path).get("architectures") or []
+    if ARCHITECTURE in architectures:
+        return load_dflash_head(path, target, dtype, device)
+    for name in architectures:
+        if any(family in name for family in _NOT_READ):
+            raise ModelError(f"{path / 'config.json'}: architectures is {architectures}; {name} is not implemented")
+    return load_eagle_head(path, target, dtype, device)
+
+
+def load_dflash_head(path: Path, target: PretrainedConfig, dtype: str = "float32", device: str = "cpu") -> DFlashHead:
+    """Load a DFlash head, as `load_head`."""
+    layout = read_dflash_layout(path / "config.json", _read_config(path), target.get_text_config())
+    tensors, files = _read_tensors(path)
+    with torch.device("meta"):
+        head = DFlashHead(layout)
+    _check_keys(path, head, tensors=tensors, files=files, names={})
+    head.load_state_dict({key: value.to(device, getattr(torch, dtype)) for key, value in tensors.items()}, assign=True)
+    return head.to(device).eval().requires_grad_(False)
+
+
+def load_eagle_head(
+    path: Path | str, target: PretrainedConfig, dtype: str = "float32", device: str = "cpu"
+) -> EagleHead:
+    """Load an EAGLE head, as `load_head`."""
+    path = Path(path)
+    file, data, text = path / "config.json", _read_config(path), target.get_text_config()
     tensors, files = _read_tensors(path)
     names = {renamed(key): key for key in tensors}
     layout = read_layout(file, data, text, tensors)
+    if layout.mask_token is not None:
+        tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].flatten()  # published with further dimensions of 1
     vocabulary = {key: tensors.pop(key) for key in _VOCABULARY_KEYS if key in tensors}
     if layout.kind == "eagle" and vocabulary:
         raise ModelError(f"{files[next(iter(vocabulary))]}: key {next(iter(vocabulary))!r} belongs to EAGLE-3 alone")
@@ -55,6 +79,15 @@ def load_eagle_head(
         head.draft_ids = _draft_ids(files["d2t"], vocabulary, *sizes)
     _fit_vocabulary(head, text.vocab_size)
     return head.to(device).eval().requires_grad_(False)
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    if not path.is_dir():
+        raise ModelError(f"EAGLE head {str(path)!r}: there is no such directory")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path / 'config.json'}: there is no such file; it says of what shape the head is")
+    data: Mapping[str, Any] = ModelSource(str(path), path.name, path).read_json("config.json")
+    return data
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
@@ -101,7 +134,7 @@ def _add_biases(head: EagleHead, names: dict[str, str]) -> None:
 
 
 def _check_keys(
-    path: Path, head: EagleHead, tensors: dict[str, Tensor], files: dict[str, Path], names: dict[str, str]
+    path: Path, head: DraftHead, tensors: dict[str, Tensor], files: dict[str, Path], names: dict[str, str]
 ) -> None:
     """names: published names by those in the head."""
     is_middle = any(key.startswith("midlayer.") for key in tensors)
@@ -152,10 +185,11 @@ def _draft_ids(
 
 def _fit_vocabulary(head: EagleHead, vocab_size: int) -> None:
     """Give an own embedding a row for each of the target's tokens, zeros where the head knows none, and take away
-    output columns beyond them: vocabularies are padded to different sizes."""
+    output columns beyond them: vocabularies are padded to different sizes. A mask token keeps its row."""
     if head.embed_tokens is not None:
-        rows = head.embed_tokens.weight[:vocab_size]
-        padding = rows.new_zeros(vocab_size - len(rows), rows.shape[1])
+        num_rows = vocab_size if head.masks is None else max(vocab_size, head.masks.token + 1)
+        rows = head.embed_tokens.weight[:num_rows]
+        padding = rows.new_zeros(num_rows - len(rows), rows.shape[1])
         head.embed_tokens = nn.Embedding.from_pretrained(torch.cat([rows, padding]))
     if head.lm_head is not None and head.draft_ids is None:
         head.lm_head.weight = nn.Parameter(head.lm_head.weight[:vocab_size])

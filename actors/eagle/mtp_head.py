@@ -54,7 +54,9 @@ class MtpHead(DraftHead):
     def attend_paged(self) -> None:
         """It always does."""
 
-    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, **attention: Any) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, drafted: Tensor | None = None, **attention: Any
+    ) -> Tensor:
         """embeddings and features [batch, rows, h], positions int64 [batch, rows] -> [batch, rows, h]."""
         parts = [self.embedding_norm(embeddings), self.feature_norm(features)]
         if self._projects_feature_first:

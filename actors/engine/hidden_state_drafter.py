@@ -28,6 +28,7 @@ class HeadRows:
 class HiddenStateDrafter(Protocol):
     """Has keys and values in the same slots as the target, and drafts from features of the last rows."""
 
+    is_parallel: bool  # whether one forward gives trees of any depth
     tap: FeatureTap  # on the target's model
     launches: RecordedLaunches | None  # given by the engine where it records its own
 

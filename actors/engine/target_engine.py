@@ -246,6 +246,7 @@ class TargetEngine:
             drafts=begun.drafts,
             head_s=begun.head_s,
             is_new_shape=begun.is_new_shape,
+            head_is_parallel=self.eagle_head is not None and self.eagle_head.is_parallel,
         )
 
     def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[int], Trees]:

@@ -43,11 +43,11 @@ def size(
         None, metavar="DIRECTORY", help="An EAGLE head beside the target; mtp: its own; assume: one of its width."
     ),
     max_draft_workers: int = typer.Option(8, min=1, max=64, help="Most draft workers that are tried."),
-    acceptance: float = typer.Option(
-        None,
-        min=0.0,
-        max=0.99,
-        help="Probability that a guess is right, of model or head; 0.7, on the CPU 0.5.",
+    acceptance: str = typer.Option(
+        "",
+        metavar="NUMBER,NAME=NUMBER,...",
+        help="Probability that a guess is right, of models and head; 0.7, on the CPU 0.5. NAME: draft, more_drafts.X, "
+        "head or cpu.",
     ),
     draft_tokens: int = typer.Option(None, min=1, max=64, help="A request and round; by default the best number."),
     draft_ahead: int = typer.Option(

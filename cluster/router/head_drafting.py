@@ -59,7 +59,8 @@ class HeadDrafting:
             if (tree := _tree_of(entry)) is not None:
                 round.traffic.head_depth.observe_tree(tree, entry.sequence.tokens(first))
         if all(entry.rows <= 1 for entry in round.entries if entry.head_nodes >= 0):  # else it computed prompts, too
-            round.traffic.head_depth.observe_answer(result.head_s, max(map(num_levels, result.drafts), default=0))
+            levels = max(map(num_levels, result.drafts), default=0)
+            round.traffic.head_depth.observe_answer(result.head_s, levels, is_parallel=result.head_is_parallel)
         self._keep(round, result)
 
     def _keep(self, round: Round, result: VerifyResult) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import torch
 from ray import serve
+from transformers import AutoConfig
 
 from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
@@ -26,7 +28,7 @@ from paceline_testing.deployed import deployed
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
-from paceline_testing.tiny_models import save_tiny_model
+from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
 
@@ -133,6 +135,7 @@ def running(
     tensor_parallel: int,
     draft_workers: int,
     health_timeout_s: float = 5.0,
+    eagle_head: str = "none",
     **router: int,
 ) -> Iterator[Cluster]:
     config = ClusterConfig.model_validate(
@@ -145,6 +148,7 @@ def running(
                 "tensor_parallel": tensor_parallel,
                 "kv_cache_tokens": 16384,
                 "health_timeout_s": health_timeout_s,
+                "eagle_head": eagle_head,
             },
             "draft": {
                 "model": str(model_dirs[1]),
@@ -160,6 +164,21 @@ def running(
         cluster = Cluster(config)
         cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == draft_workers, 60, "the draft workers")
         yield cluster
+
+
+@pytest.mark.slow
+def test_a_one_pass_head_on_two_ranks_drafts_and_changes_no_text(ray_here, ports, model_dirs, tmp_path):
+    target = AutoConfig.from_pretrained(model_dirs[0])
+    tensors = tiny_eagle_tensors(target, "eagle3") | {"mask_hidden": torch.randn(1, 1, 3 * target.hidden_size)}
+    config = save_eagle_head(tmp_path / "head", target, tensors) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": 3}))
+    head = str(tmp_path / "head")
+    plain = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
+    wanted = [one.text for one in plain.generate(PROMPTS, max_new_tokens=60, ignore_eos=True)]
+    with running(model_dirs, ports, exact="default", tensor_parallel=2, draft_workers=1, eagle_head=head) as cluster:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(cluster.stream, PROMPTS)) == wanted
+        assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="eagle") > 0
 
 
 class TestExactCluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from actors.build import build_target_engine
 from actors.draft_tree import DraftTree
-from actors.eagle import eagle_drafter
+from actors.eagle import head_drafter
 from actors.engine import model_runner
 from actors.engine.rank_group import LeadingRank, follow
 from actors.errors import EngineBroken
@@ -19,6 +20,7 @@ from actors.models.source import ModelSource
 from actors.options import MTP_HEAD, TargetGroupOptions
 from paceline_testing.integrity import check_integrity
 from paceline_testing.mtp_checkpoints import mimo
+from paceline_testing.plain_dflash import dflash_config, dflash_tensors, save_dflash
 from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, save_knowing_target, tiny_eagle_tensors
 
@@ -28,6 +30,8 @@ SAMPLINGS = (SamplingParams(1, temperature=0.0), SamplingParams(2, temperature=0
 ROUNDS = 3  # the first two of them for the longer prompt
 # EAGLE-1 has the target's output layer; the last has an embedding of its own, so it computes without the other rank.
 HEADS = {"eagle": {}, "eagle3": {}, "eagle3 reduced": {"draft_vocab_size": 70}, "eagle3 alone": {}}
+ONE_PASS = ("p-eagle", "dflash")  # DFlash has the target's embeddings and output layer
+MASK = 3
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,10 @@ def model_dir(tmp_path_factory) -> Path:
         if name == "eagle3 alone":
             tensors["embed_tokens.weight"] = torch.randn(VOCAB, 48)
         save_eagle_head(path / name, model.config, tensors)
+    tensors = tiny_eagle_tensors(model.config, "eagle3", 9) | {"mask_hidden": torch.randn(1, 1, 3 * 48)}
+    config = save_eagle_head(path / "p-eagle", model.config, tensors) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": MASK}))
+    save_dflash(path / "dflash", dflash_config(48, VOCAB, MASK, [0, 1]), dflash_tensors(48, 2))
     return path
 
 
@@ -93,7 +101,7 @@ def decode(engine) -> tuple[list[list[int]], list[tuple[list[int], list[int]]], 
 
 
 def run_rank(rank: int, ring, answers, path: Path, head: str, attention: str, fails: bool) -> None:
-    model_runner.choose_attention = eagle_drafter.choose_attention = lambda device: attention
+    model_runner.choose_attention = head_drafter.choose_attention = lambda device: attention
     engine = build_target_engine(ModelSource("tiny", "tiny", path), options_of(path, head, 2), rank=rank)
     own: list[DraftTree] = []
     plain = engine.eagle_head.propose
@@ -137,7 +145,7 @@ QUICK = (("eagle", "padded"), ("eagle3 reduced", "padded"), ("eagle3", "triton_t
     [
         # The others are slow together.
         pytest.param(head, attention, marks=[] if (head, attention) in QUICK else pytest.mark.slow)
-        for head in HEADS
+        for head in (*HEADS, *ONE_PASS)
         for attention in ATTENTION
     ],
 )

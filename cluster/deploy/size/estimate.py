@@ -42,6 +42,7 @@ class DraftPool:
     section: str  # of the configuration: draft, or more_drafts.NAME
     model: PlacedModel  # on a worker's GPU
     most_levels: int = MAX_DRAFT_TOKENS  # tried where draft_tokens is None: gamma
+    acceptance: float  # probability that a guess is right, in [0, 1]
     outcomes: int  # that a worker drafts for ahead; 0: none
     min_workers: int = 1
     max_workers: int
@@ -58,7 +59,7 @@ class Deployment:
     pools: tuple[DraftPool, ...] = ()  # a round asks one of them
     head: PlacedModel | None = None  # whole on each of the target's devices
     head_setting: str | None = None  # target.eagle_head; None: no certain head is asked for
-    acceptance: float  # probability that a guess of the draft model or of the head is right, in [0, 1]
+    head_acceptance: float = 0.0  # probability that a guess of the head is right, in [0, 1]
     cpu_acceptance: float | None  # of drafters on the router's CPU, which take no time; None: there are none
     assumed: tuple[str, ...] = ()  # figures that nobody has given
     draft_tokens: int | None  # a sequence and round; None: the best number
@@ -212,12 +213,13 @@ def _round_of_cpu(deployment: Deployment, drafts: int, acceptance: float) -> _Ro
 
 
 def _round_of_head(deployment: Deployment, drafts: int, head: PlacedModel) -> _Rounds:
-    """A head drafts on the target's devices, after the target. It expands `top_k` nodes of a level."""
-    rows = deployment.concurrency * DEFAULT_EAGLE_TOP_K
-    level_s = head.forward_time(rows, deployment.concurrency, deployment.context).total_s
-    tokens = tokens_per_round(deployment.acceptance, drafts)
+    """A head drafts on the target's devices, after the target. It expands `top_k` nodes of a level; a one-pass head has
+    a row for each token instead."""
     levels = deployment.head_levels or max(FEWEST_HEAD_LEVELS, drafts)
-    yield "by the head", tokens, deployment.verify_s(drafts) + levels * level_s
+    forwards, rows = (1, levels) if head.shape.is_parallel else (levels, DEFAULT_EAGLE_TOP_K)
+    time = head.forward_time(deployment.concurrency * rows, deployment.concurrency, deployment.context)
+    tokens = tokens_per_round(deployment.head_acceptance, drafts)
+    yield "by the head", tokens, deployment.verify_s(drafts) + forwards * time.total_s
 
 
 def _draft_forwards(pool: DraftPool, drafts: int, chains: int) -> tuple[int, int]:
@@ -233,7 +235,7 @@ def _rounds_of_workers(deployment: Deployment, drafts: int, pool: DraftPool, seq
         return forwards * pool.model.forward_time(rows, sequences, deployment.context).total_s
 
     hit_rate, verify_s = deployment.hit_rate, deployment.verify_s(drafts)
-    tokens = tokens_per_round(deployment.acceptance, drafts)
+    tokens = tokens_per_round(pool.acceptance, drafts)
     yield "on request", tokens, round_on_request(verify_s, draft_s(sequences), deployment.link_s)
     if not pool.outcomes:
         return

@@ -1,4 +1,4 @@
-"""The size of an EAGLE or MTP head: read from a checkpoint, or assumed from the target's."""
+"""The size of a head beside the target: read from a checkpoint, or assumed from the target's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ASSUMED = "assume"  # instead of a directory
 _DRAFT_VOCABULARY = 32_000  # outputs of most published EAGLE-3 heads
 _NOT_WEIGHTS = {"d2t", "t2d"}
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
+_MASK_HIDDEN = "mask_hidden"  # of P-EAGLE
 
 
 def find_head(spec: str, target: ModelShape, field: str) -> ModelShape:
@@ -75,7 +76,9 @@ def _read_head(path: Path, target: ModelShape) -> ModelShape:
     size, heads = layer.get("hidden_size"), layer.get("num_attention_heads")
     if not isinstance(size, int) or not isinstance(heads, int):
         raise ModelError(f"{path / 'config.json'}: it has no hidden_size or no num_attention_heads")
-    borrowed = 0 if _OUTPUT in sizes else size * target.vocab_size  # EAGLE-1 and -2 read the target's output layer
+    borrowed = (
+        0 if _OUTPUT in sizes else size * target.vocab_size
+    )  # EAGLE-1, -2 and DFlash read the target's output layer
     return ModelShape(
         name=path.resolve().name,
         num_layers=layer.get("num_hidden_layers") or 1,
@@ -87,6 +90,7 @@ def _read_head(path: Path, target: ModelShape) -> ModelShape:
         max_context=target.max_context,
         num_parameters=sum(sizes.values()) + borrowed,
         num_lookup_parameters=sizes.get(_EMBEDDING, 0),
+        is_parallel=_MASK_HIDDEN in sizes or "dflash_config" in data,
     )
 
 

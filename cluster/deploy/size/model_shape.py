@@ -29,9 +29,8 @@ class ModelShape:
     num_expert_parameters: int = 0  # all experts in all layers
     num_experts: int = 0  # in a layer
     experts_per_token: int = 0
-    is_parallel: bool = field(
-        default=False, kw_only=True
-    )  # as a draft model, guesses all tokens of a draft in one forward (PARD)
+    # As a draft model or head, guesses all tokens of a draft in one forward (PARD, P-EAGLE, DFlash).
+    is_parallel: bool = field(default=False, kw_only=True)
 
     def read_parameters(self, rows: int) -> float:
         """Parameters that a forward of `rows` rows reads. Rows choose experts evenly, so a share 1 - (1 - k/E)^rows of

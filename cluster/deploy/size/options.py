@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from actors.errors import InvalidRequest
@@ -18,6 +18,8 @@ from cluster.router.step_time import StepTimeCurve
 
 _MODEL_ACCEPTANCE = 0.7  # default with a draft model or a head
 _CPU_ACCEPTANCE = 0.5  # default with drafters on the CPU: two tokens a round
+_MOST_ACCEPTANCE = 0.99
+HEAD, CPU_DRAFTERS = "head", "cpu"  # what drafts beside draft models, which go by their sections
 _DTYPE, _LINK_MS, _HIT_RATE, _AHEAD = "bfloat16", 0.2, 0.9, 8
 _CONTEXT = 4096
 
@@ -27,10 +29,12 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
     InvalidRequest, or ModelError for an unusable model."""
     known = {**GPUS, **(read_hardware(asked.hardware) if asked.hardware else {})}
     target = _target(asked, known)
-    pools = tuple(_pools(asked, known, target))
+    sections = [*([] if asked.draft is None else [FIRST_POOL]), *asked.more_drafts]
+    drafting = [*sections, *([] if asked.eagle_head is None else [HEAD])]
+    given = parse_acceptance(asked.acceptance, drafting)
+    acceptance = dict.fromkeys(drafting, _MODEL_ACCEPTANCE) | {CPU_DRAFTERS: _CPU_ACCEPTANCE} | given
+    pools = tuple(_pools(asked, known, target, acceptance))
     head = None if asked.eagle_head is None else _head(asked, target)
-    has_model = bool(pools) or head is not None
-    given = asked.acceptance
     return Deployment(
         target=target,
         pools=pools,
@@ -39,9 +43,9 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
         concurrency=asked.concurrency,
         context=asked.context or _CONTEXT,
         link_s=(_LINK_MS if asked.link_ms is None else asked.link_ms) / 1000,
-        acceptance=_MODEL_ACCEPTANCE if given is None or not has_model else given,
-        cpu_acceptance=_CPU_ACCEPTANCE if given is None or has_model else given,
-        assumed=tuple(_assumed(asked, len(pools), is_measured=bool(measured))),
+        head_acceptance=acceptance.get(HEAD, 0.0),
+        cpu_acceptance=acceptance[CPU_DRAFTERS],
+        assumed=tuple(_assumed(asked, drafting, given, is_measured=bool(measured))),
         draft_tokens=asked.draft_tokens,
         hit_rate=_HIT_RATE if asked.hit_rate is None else asked.hit_rate,
         gpu_hour=asked.price_per_gpu_hour,
@@ -50,19 +54,36 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
     )
 
 
-def _assumed(asked: Namespace, num_pools: int, is_measured: bool) -> Iterator[str]:
-    """Figures that were not given, with the options that give them."""
+def parse_acceptance(text: str, drafting: Sequence[str]) -> dict[str, float]:
+    """`0.8` or `0.8,head=0.7` -> probabilities by what drafts. drafting: sections of draft models, and the head. A
+    number without a name is for all of them, or for the CPU's drafters where there are none. Raises InvalidRequest."""
+    found: dict[str, float] = {}
+    names = (*drafting, CPU_DRAFTERS)
+    for part in text.split(",") if text else ():
+        name, _, number = part.rpartition("=")
+        try:
+            share = float(number)
+        except ValueError:
+            share = -1.0
+        if (name and name not in names) or not 0.0 <= share <= _MOST_ACCEPTANCE:
+            limit = f"write a number from 0 to {_MOST_ACCEPTANCE}, or NAME=NUMBER, comma-separated, where NAME is "
+            raise InvalidRequest("--acceptance", text, f"{limit}{' or '.join(names)}")
+        found |= {name: share} if name else dict.fromkeys(drafting or [CPU_DRAFTERS], share)
+    return found
+
+
+def _assumed(asked: Namespace, drafting: Sequence[str], given: Mapping[str, float], is_measured: bool) -> Iterator[str]:
+    """Figures that were not given, with the options that give them. drafting, given: as of `parse_acceptance`."""
     if asked.context is None:
         yield f"{_CONTEXT:,} cached tokens of a request (--context)"
-    if num_pools or asked.eagle_head is not None:
-        models = "draft model" if num_pools == 1 else "draft models"
-        whose = " or ".join(name for name, is_there in ((models, num_pools), ("head", asked.eagle_head)) if is_there)
-        if asked.acceptance is None:
-            yield f"a guess of the {whose} is right with probability {_MODEL_ACCEPTANCE} (--acceptance)"
-        yield f"one of the CPU's drafters with {_CPU_ACCEPTANCE}"
-    elif asked.acceptance is None:
-        yield f"a guess of the CPU's drafters is right with probability {_CPU_ACCEPTANCE} (--acceptance)"
-    if num_pools and asked.hit_rate is None:
+    guessing = [name for name in drafting if name not in given]
+    if guessing:
+        whose = " or ".join("the head" if name == HEAD else f"the draft model {name}" for name in guessing)
+        yield f"a guess of {whose} is right with probability {_MODEL_ACCEPTANCE} (--acceptance)"
+    if CPU_DRAFTERS not in given:
+        option = f"(--acceptance {CPU_DRAFTERS}=...)"
+        yield f"a guess of the CPU's drafters is right with probability {_CPU_ACCEPTANCE} {option}"
+    if set(drafting) - {HEAD} and asked.hit_rate is None:
         yield f"{_HIT_RATE:.0%} of drafts made ahead can be used (--hit-rate)"
     if asked.eagle_head == MTP_HEAD:
         yield "the size of the MTP head, one layer of the target's"
@@ -98,8 +119,10 @@ def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
     )
 
 
-def _pools(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> Iterator[DraftPool]:
-    """The draft models, by default each on one GPU of the target's kind."""
+def _pools(
+    asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel, acceptance: Mapping[str, float]
+) -> Iterator[DraftPool]:
+    """The draft models, by default each on one GPU of the target's kind. acceptance: by section."""
     placed = replace(target, count=1, kv_dtype="auto")
     if asked.draft_gpu is not None:
         device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
@@ -110,6 +133,7 @@ def _pools(asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel) -> I
         yield DraftPool(
             section=section,
             model=replace(placed, shape=shape, dtype=dtype or _DTYPE),
+            acceptance=acceptance[section],
             outcomes=_AHEAD if asked.draft_ahead is None else asked.draft_ahead,
             max_workers=asked.max_draft_workers,
         )

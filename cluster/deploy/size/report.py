@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from actors.pool_names import FIRST_POOL
 from cluster.deploy.size.configured import Configured
 from cluster.deploy.size.estimate import FEWEST_HEAD_LEVELS, Deployment, Sizing, Speed
+from cluster.deploy.size.options import CPU_DRAFTERS, HEAD
 from cluster.deploy.size.placed_model import CPU, NUM_BYTES, QUANTIZED, PlacedModel
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, header, rows
@@ -34,7 +35,7 @@ def as_json(sizing: Sizing, configured: Configured | None = None) -> dict[str, o
         "draft_gpu": pools[0].model.device if pools else None,
         "drafts": {pool.section: pool.model.shape.name for pool in pools},
         "eagle_head": deployment.head and deployment.head.shape.name,
-        "acceptance": deployment.acceptance if pools or deployment.head else deployment.cpu_acceptance,
+        "acceptance": _acceptance(deployment),
         "assumed": list(deployment.assumed),
         "fits": fits,
         "fits_on_gpus": _groups_that_fit(deployment),
@@ -128,8 +129,8 @@ def _notes(sizing: Sizing) -> Iterator[str]:
     if len(pools) > 1:
         models = ", ".join(f"{pool.section} {pool.model.shape.name}" for pool in pools)
         yield (
-            f"Draft models are {models}. Each is taken to be right as often and counted without the workers of the "
-            "others: several pay where each is right in texts of its own."
+            f"Draft models are {models}. Each is counted without the workers of the others: several pay where each is "
+            "right in texts of its own."
         )
     if pools and deployment.gpu_hour is None:
         yield "Without prices a draft GPU counts as much as one of the target's."
@@ -140,6 +141,14 @@ def _notes(sizing: Sizing) -> Iterator[str]:
     if why := _unserved(deployment.target):
         whose = "this CPU" if deployment.target.device == CPU else "GPUs"
         yield f"{why}: this is what {whose} can do, and there are no settings for it."
+
+
+def _acceptance(deployment: Deployment) -> dict[str, float | None]:
+    """The probability that a guess is right, by what drafts."""
+    found: dict[str, float | None] = {pool.section: pool.acceptance for pool in deployment.pools}
+    if deployment.head is not None:
+        found[HEAD] = deployment.head_acceptance
+    return found | {CPU_DRAFTERS: deployment.cpu_acceptance}
 
 
 def _unserved(target: PlacedModel) -> str:

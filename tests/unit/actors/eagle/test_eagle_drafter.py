@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree
-from actors.eagle import eagle_drafter
+from actors.eagle import head_drafter
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.head_loading import load_eagle_head
 from actors.engine import model_runner
@@ -294,7 +294,7 @@ def test_nodes_below_the_least_confidence_are_not_drafted_behind(tmp_path, name,
 
 
 def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, place):
-    monkeypatch.setattr("actors.eagle.eagle_drafter._SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
+    monkeypatch.setattr("actors.eagle.head_drafter.SCRATCH_SLOTS", 40)  # room for two trees of 4 levels
     engine = make_engine(tmp_path, "eagle3", place=place, depth=4, top_k=5)
     texts = [Text(seq, [seq, 2 * seq, 7], nodes=9) for seq in range(1, 6)]
     run(engine, texts, *(text.item() for text in texts))
@@ -401,7 +401,7 @@ def test_a_tree_on_a_device_takes_one_copy_up_and_one_down_whatever_its_depth(tm
 def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, triton_device, name):
     """Two texts that come, go on with trees of any size, and end; the head's launches are replayed beside the
     target's."""
-    for module in (model_runner, eagle_drafter):  # the CPU's own kernels are no operations of torch
+    for module in (model_runner, head_drafter):  # the CPU's own kernels are no operations of torch
         monkeypatch.setattr(module, "replace_linears", lambda model: False)
     monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
     model = target_model()

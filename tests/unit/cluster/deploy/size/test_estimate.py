@@ -25,6 +25,7 @@ from cluster.deploy.size.estimate import (
     tokens_per_round,
 )
 from cluster.deploy.size.hardware import GPUS, measure_cpu, parse_gpus
+from cluster.deploy.size.head_shape import assumed_head
 from cluster.deploy.size.model_shape import MODELS, find_model, read_model_shape
 from cluster.deploy.size.placed_model import NUM_BYTES, PlacedModel
 from paceline_testing.tiny_models import make_tiny_model, save_tiny_model
@@ -275,6 +276,7 @@ pools = st.builds(
     model=st.builds(
         placed, st.sampled_from(["smollm2", "llama-1b", "pard-llama-1b"]), st.sampled_from(["l4", "h100", "b200"])
     ),
+    acceptance=st.floats(0, 0.99),
     outcomes=st.integers(0, 8),
     max_workers=st.integers(1, 4),
 )
@@ -285,7 +287,6 @@ deployments = st.builds(
     context=st.integers(1, 20_000),
     link_s=st.floats(0, 0.001),
     pools=st.lists(pools, max_size=2).map(tuple),
-    acceptance=st.floats(0, 0.99),
     cpu_acceptance=st.none() | st.floats(0, 0.99),
     draft_tokens=st.none() | st.integers(1, 16),
     hit_rate=st.floats(0, 1),
@@ -315,7 +316,6 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
         concurrency=1,
         context=1024,
         link_s=0.0002,
-        acceptance=0.7,
         cpu_acceptance=0.5,
         draft_tokens=None,
         hit_rate=0.9,
@@ -324,6 +324,26 @@ def test_more_rows_than_ride_free_make_drafts_cost_more_than_they_bring():
     assert sizing_of(few).fastest.drafting == "on the CPU"
     assert sizing_of(few).speeds[1].ratio > 1.5
     assert sizing_of(many).fastest.drafting == "none"
+
+
+def test_a_deeper_draft_of_a_one_pass_head_costs_rows_and_no_forward():
+    """Ten tokens more: of the head, rows of one forward instead of ten forwards."""
+    head = replace(placed("llama-8b"), shape=assumed_head(MODELS["llama-8b"]))
+    more_s = {}
+    for is_parallel in (False, True):
+        deployment = Deployment(
+            target=placed("llama-8b"),
+            head=replace(head, shape=replace(head.shape, is_parallel=is_parallel)),
+            concurrency=1,
+            context=1024,
+            link_s=0.0,
+            cpu_acceptance=None,
+            draft_tokens=None,
+            hit_rate=0.9,
+        )
+        few, many = (sizing_of(replace(deployment, draft_tokens=drafts)).speeds[1].round_s for drafts in (2, 12))
+        more_s[is_parallel] = many - few
+    assert more_s[True] < 0.1 * more_s[False]
 
 
 LARGE = ["--target", "llama-70b", "--gpus", "h200:8", "--context", "1000"]

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from cluster.config import ClusterConfig, load_config
@@ -139,7 +140,7 @@ def test_what_is_assumed_is_said_and_what_is_given_is_not(run):
     assumed = " ".join(sized(run, *MODELS)["assumed"])
     assert [option for option in given if f"({option})" not in assumed] == []
     told = sized(run, *MODELS, *[part for pair in given.items() for part in pair])
-    assert told["assumed"] == ["one of the CPU's drafters with 0.5"]
+    assert told["assumed"] == ["a guess of the CPU's drafters is right with probability 0.5 (--acceptance cpu=...)"]
     (note,) = [note for note in sized(run, *MODELS)["notes"] if note.startswith("Assumed, not measured: ")]
     assert "0.7 (--acceptance)" in note
     measured = sized(run, *MODELS, "--row-times", "1:10,1000:500")["assumed"]
@@ -196,6 +197,9 @@ def test_the_size_of_a_head_is_that_of_its_checkpoint(run, tmp_path):
     told = sized(run, *arguments)
     assert told["cheapest"]["drafting"] == "by the head"
     assert told["settings"]["target.eagle_head"] == str(tmp_path)
+    assert not shape.is_parallel
+    save_eagle_head(tmp_path, config, tensors | {"mask_hidden": torch.zeros(1, 96)})
+    assert find_head(str(tmp_path), MODEL_SHAPES["llama-8b"], "--eagle-head").is_parallel
     (tmp_path / "model.safetensors").write_bytes(b"0")
     status, _, err = run("size", *arguments)
     assert status != 0
@@ -267,6 +271,31 @@ def test_each_draft_model_of_a_configuration_is_sized_with_its_own_limits(run, t
     assert configured["draft_workers"] == 2
     assert told["settings"]["more_drafts.code.ahead"] > 0
     assert any("Draft models are draft llama-8b, more_drafts.code pard-llama-1b" in note for note in told["notes"])
+
+
+def test_each_draft_model_has_an_acceptance_of_its_own(run, refuse, tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(json.loads(ClusterConfig.model_validate(SEVERAL).model_dump_json())))
+    arguments = ["--target", "llama-70b", "--gpus", "h200:8", "--config", path, "--eagle-head", "assume"]
+
+    def told(*acceptance: str) -> tuple[dict[str, float], dict[str | None, float], str]:
+        found = sized(run, *arguments, "--draft-tokens", "1", *acceptance)
+        tokens = {one["section"] or one["drafting"]: one["tokens_per_round"] for one in found["speeds"]}
+        return found["acceptance"], tokens, found["assumed"][1]
+
+    alike, _, assumed = told()
+    assert alike == {"draft": 0.7, "more_drafts.code": 0.7, "head": 0.7, "cpu": 0.5}
+    assert "the draft model draft or the draft model more_drafts.code or the head is right" in assumed
+    own, tokens, assumed = told("--acceptance", "more_drafts.code=0.9,head=0.6,cpu=0.4")
+    assert own == {"draft": 0.7, "more_drafts.code": 0.9, "head": 0.6, "cpu": 0.4}
+    assert assumed == "a guess of the draft model draft is right with probability 0.7 (--acceptance)"
+    assert {name: tokens[name] - 1.0 for name in ("more_drafts.code", "by the head", "on the CPU")} == pytest.approx(
+        {"more_drafts.code": 0.9, "by the head": 0.6, "on the CPU": 0.4}
+    )
+    assert told("--acceptance", "0.8,head=0.6")[0] == {"draft": 0.8, "more_drafts.code": 0.8, "head": 0.6, "cpu": 0.5}
+    for wrong in ("mine=0.5", "1", "head=x", "0.5,"):
+        message = refuse("size", *MODELS, "--eagle-head", "assume", "--acceptance", wrong)
+        assert "NAME=NUMBER, comma-separated, where NAME is draft or head or cpu" in message
 
 
 @pytest.mark.parametrize(
