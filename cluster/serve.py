@@ -376,6 +376,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         access=plan.access,
         observability=config.observability,
         directory_name=DIRECTORY,
+        cache=config.cache,
     )
 
 

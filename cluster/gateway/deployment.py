@@ -17,6 +17,8 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.directory import read_client_keys
+from cluster.cache.tenant_leases import lease_renewal
+from cluster.config import CacheConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.door.front_door import FrontDoor
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
@@ -56,9 +58,11 @@ class Gateway(InferenceServicer):
         access: TenantAccess | None = None,
         observability: ObservabilityConfig | None = None,
         directory_name: str | None = None,
+        cache: CacheConfig | None = None,
     ) -> None:
         """router: a deployment handle, for `RouterClient`. access None: no keys are required. directory_name: with the
-        keys of links; None: routers are reached through Serve alone."""
+        keys of links; None: routers are reached through Serve alone. cache: whose server has the limits of tenants;
+        None: each gateway enforces an equal share."""
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = read_tokenizer(tokenizer_dir)
@@ -67,7 +71,11 @@ class Gateway(InferenceServicer):
         self._replicas = config.replicas
         self._siblings: Any = None  # handle of all gateway replicas, made on first use
         refusals, failures = metrics.tenant_refusals, metrics.tenant_registry_failures
-        gatekeeper = None if access is None else Gatekeeper(access, config.replicas, refusals, failures)
+        renewal = None if access is None or config.replicas == 1 or cache is None else lease_renewal(cache)
+        self._renewing = None if renewal is None else asyncio.create_task(renewal.run())
+        gatekeeper = (
+            None if access is None else Gatekeeper(access, config.replicas, refusals, failures, renewal=renewal)
+        )
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
             from cluster.gateway.observability.tracing import open_tracing  # OpenTelemetry loads slowly
@@ -93,6 +101,8 @@ class Gateway(InferenceServicer):
         put_event_loop_first()
 
     async def __del__(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._open.aclose()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
@@ -140,11 +150,12 @@ def gateway_application(
     access: TenantAccess | None = None,
     observability: ObservabilityConfig | None = None,
     directory_name: str | None = None,
+    cache: CacheConfig | None = None,
 ) -> serve.Application:
     """A Serve application of `config.replicas` gateways in front of `router` (a deployment handle or bound deployment).
 
     access: who may call; None: everybody. observability None: logging stays as configured in the process.
-    directory_name: see `Gateway`.
+    directory_name, cache: see `Gateway`.
     """
     deployment = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
@@ -165,6 +176,7 @@ def gateway_application(
         access=access,
         observability=observability,
         directory_name=directory_name,
+        cache=cache,
     )
 
 

@@ -26,7 +26,7 @@ _STRICT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class TenantLimits:
-    """Limits over the whole cluster, of which each gateway process enforces its share. None: no limit."""
+    """Limits over the whole cluster. None: no limit."""
 
     # The minimum keeps Retry-After finite: one request in twelve days.
     requests_per_second: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] | None = None
