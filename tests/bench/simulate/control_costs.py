@@ -4,15 +4,14 @@
 
 directory: one named actor, which every router, target group and draft worker calls once a second, and which says what
 has changed. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
-and which every gateway reads once and then reads on. page: /metrics of all routers, which one gateway asks and joins,
-and what it costs a router to tell its node instead. promotion: what one change of the registry costs each router whose
-tenants all feed the public pool.
+and which every gateway reads once and then reads on. page: /metrics of all gateways, or as many
+routers, which one gateway asks and joins, and what it costs a process to tell its node instead. promotion: what one
+change of the registry costs each router, if all tenants feed the public pool.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import pickle
 import random
@@ -26,7 +25,6 @@ from pathlib import Path
 
 import psutil
 
-from actors.drafters.registry import create_drafters
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.models.source import ModelSource
 from actors.workers.demand import DraftDemand
@@ -39,14 +37,10 @@ from cache_service.store.connection import Connection, ConnectionSettings
 from cache_service.store.store import Store
 from cluster.cache.promotion import PromotionSource, PublicPool
 from cluster.cli.table import plain_table
-from cluster.config import PromotionConfig, RouterConfig, SpeculationConfig
-from cluster.gateway.observability.metrics import merged
+from cluster.config import PromotionConfig
+from cluster.gateway.observability.metrics import GatewayMetrics, merged
 from cluster.node_metrics import MOST_ON_PAGE, NodeMetrics
-from cluster.router.connections import Connections
-from cluster.router.core import RouterCore
 from cluster.router.directory_view import DirectoryView
-from cluster.router.driver import RouterDriver
-from cluster.router.metrics import RouterMetrics
 from cluster.routing.known_routers import KnownRouters, RoutedPrompt
 from cluster.routing.router_load import RouterLoad
 from cluster.routing.router_news import RouterNews, packed
@@ -54,7 +48,6 @@ from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import Policy, Registry, StoredKey, StoredTenant, TenantLimits
 from cluster.tenants.registry_file import RegistryFile, write_registry
-from paceline_testing.rounds import toy_info
 
 
 def seconds_of(action: Callable[[], object], least_s: float = 0.5) -> float:
@@ -121,27 +114,19 @@ def choice_row(groups: int) -> list[str]:
     return [f"{one * 1e6:,.0f}" for one in seconds]
 
 
-async def page_row(routers: int) -> list[str]:
-    """Processor time of a gateway for one page, while its streams wait, and the page's size; time of a router for
-    telling Ray; status calls of a gateway a second."""
-    connections = Connections(LinkKeys.generate())
-    core = RouterCore(toy_info(1000), RouterConfig(), SpeculationConfig(), create_drafters(("suffix", "soft_ngram")))
-    driver = RouterDriver(core, verify_timeout_s=1.0, draft_deadline_s=0.1)
-    metrics = RouterMetrics(core, driver, connections, None)
-    text = metrics.text()
-    pages = {f"{number:016x}": text for number in range(routers)}
-    page_s = seconds_of(lambda: merged("router", pages))
-    told = NodeMetrics(metrics.registry, "router", "r")
+def page_row(processes: int) -> list[str]:
+    """Processor time of a gateway for one page, while its streams wait, and the page's size; time of a process for
+    telling Ray; status calls of a gateway a second for so many routers."""
+    metrics = GatewayMetrics()
+    text, told = metrics.text(), NodeMetrics(metrics.registry, "gateway", "g")
+    pages = {f"{number:016x}": text for number in range(processes)}
     told.tell()
-    tell_s = seconds_of(told.tell)
-    driver.close()
-    connections.close()
     return [
-        f"{page_s * 1e3:,.1f}",
-        f"{len(merged('router', pages)) / 1e6:.2f}",
-        f"{tell_s * 1e3:.2f}",
-        f"{routers:,}",
-        f"{routers if routers <= MOST_ON_PAGE else 1 + routers / 60:,.0f}",
+        f"{1e3 * seconds_of(lambda: merged('gateway', pages)):,.1f}",
+        f"{len(merged('gateway', pages)) / 1e6:.2f}",
+        f"{1e3 * seconds_of(told.tell):.2f}",
+        f"{processes:,}",
+        f"{processes if processes <= MOST_ON_PAGE else 1 + processes / 60:,.0f}",
     ]
 
 
@@ -233,9 +218,9 @@ def main() -> None:
     )
     rows = [[str(groups), *directory_row(groups), *choice_row(groups)] for groups in arguments.groups]
     print(plain_table("Control plane by target groups, a router each", header, rows), flush=True)
-    header = ("routers", "page, ms", "MB", "telling the node, ms", "status calls a second, before", "now")
-    rows = [[str(groups), *asyncio.run(page_row(groups))] for groups in arguments.groups]
-    print(plain_table("Metrics and status of all routers, for a gateway", header, rows), flush=True)
+    header = ("processes", "page, ms", "MB", "telling the node, ms", "status calls a second, before", "now")
+    rows = [[str(groups), *page_row(groups)] for groups in arguments.groups]
+    print(plain_table("Metrics and status of all, for a gateway", header, rows), flush=True)
     header = (
         "tenants",
         "first read, ms",
