@@ -51,6 +51,7 @@ from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
 from cluster.named_drafters import named_drafters
+from cluster.node_metrics import MOST_ON_PAGE
 from cluster.router.cpu_drafting import check_required_rows
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.router.draft_budget import USUAL_DRAFT_ROWS
@@ -365,6 +366,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         observability=config.observability,
         build_progress=plan.build_progress,
         more_drafts={name: planned.options for name, planned in plan.more_drafts.items()},
+        metrics_by_node=config.target.most_groups > MOST_ON_PAGE,
     )
     router = router_application(settings, *upstream, replicas=config.target.most_groups)
     model = served_model(plan)
@@ -376,6 +378,8 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         access=plan.access,
         observability=config.observability,
         directory_name=DIRECTORY,
+        cache=config.cache,
+        num_routers=config.target.most_groups,
     )
 
 

@@ -30,6 +30,7 @@ from cache_service.store.store import OpenNamespace, Store
 from cache_service.store.turns import Turns
 
 _SURVIVORS_DIVISOR = 4  # at most a quarter of a dropped generation survives
+_MOST_IDLE_TURNS = 3  # in a row, each of which doubles the time to the next
 
 
 class CompactorSettings(FoldSettings):
@@ -54,14 +55,33 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         settings: CompactorSettings | None = None,
         clock: Callable[[], float] = time.time,
         limits: Callable[[bool], FoldLimits] | None = None,
+        may_rest: bool = True,
     ) -> None:
         """limits: returns the budgets of the next fold, in place of the settings' limits. Its argument says whether
-        there are new entries. May raise StoreError."""
+        there are new entries. May raise StoreError. may_rest: False where budgets shrink without new entries."""
         super().__init__(store, codec, TOKENS)
         self.counters: CompactorCounters = CompactorCounters()
         self._settings: CompactorSettings = settings or CompactorSettings()
         self._clock = clock
         self._limits = limits or (lambda has_new: self._settings.limits)
+        self._may_rest = may_rest
+        self._num_idle_turns = 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether its turns come seldom, since there has been nothing to fold."""
+        return self._num_idle_turns > 0
+
+    def wake(self) -> None:
+        self._num_idle_turns = 0
+
+    def turn(self) -> float:
+        """As `FencedCompactor.turn`. A namespace that nobody writes to costs less and less, and its lease expires."""
+        folds = self.counters.folds
+        pause_s = super().turn()
+        is_idle = self._may_rest and self.counters.folds == folds
+        self._num_idle_turns = min(self._num_idle_turns + 1, _MOST_IDLE_TURNS) if is_idle else 0
+        return pause_s * 2**self._num_idle_turns
 
     def commit(self, fold: Fold[Manifest]) -> bool:
         is_done = super().commit(fold)
@@ -135,12 +155,20 @@ class CompactorThread:
         self._settings = settings or CompactorSettings()
         self._turns = Turns("cache-compactor")
 
-    def compact(self, namespace: str, limits: Callable[[bool], FoldLimits] | None = None) -> Compactor:
-        """Compact a namespace from now on. Returns its compactor, for its counters. limits: as in `Compactor`."""
+    def compact(
+        self, namespace: str, limits: Callable[[bool], FoldLimits] | None = None, may_rest: bool = True
+    ) -> Compactor:
+        """Compact a namespace from now on. Returns its compactor, for its counters. limits, may_rest: as in
+        `Compactor`."""
         store, codec = self._open_namespace(namespace)
-        compactor = Compactor(store, codec, self._settings, limits=limits)
+        compactor = Compactor(store, codec, self._settings, limits=limits, may_rest=may_rest)
         self._turns.add(namespace, compactor.turn)
         return compactor
+
+    def wake(self, namespace: str, compactor: Compactor) -> None:
+        """Something is being written to the namespace of a compactor that rests: its next turn comes as usual."""
+        compactor.wake()
+        self._turns.add(namespace, compactor.turn, self._settings.fold_every_s)
 
     def forget(self, namespace: str) -> None:
         """Stop compacting it; its lease expires."""

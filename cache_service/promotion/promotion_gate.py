@@ -111,20 +111,24 @@ class PromotionGate:
         self._rest_s = rest_s
         self._owner = secrets.token_hex(16)
         self._members: frozenset[bytes] | None = None  # None: all that have not opted out
+        self._admitted: frozenset[str] = frozenset()  # organisations whose hashes are members
         self.released_s = -1  # Unix time of the last batch seen
 
     def admit(self, organisations: Iterable[str]) -> bool:
         """Let only these organisations support phrases. Those that had opted out may do so with later answers; those
         admitted before but not now opt out. Returns whether any may have left, so that `revoke` is needed."""
-        members, left = frozenset(map(self._organisation_id, organisations)), self._store.left()
-        gone = frozenset() if self._members is None else self._members - members
+        admitted, left = frozenset(organisations), self._store.left()
+        # Hashes are made of those that come and go: there may be very many that stay.
+        gone = frozenset(map(self._organisation_id, self._admitted - admitted))
+        members = (self._members or frozenset()) - gone
+        members |= frozenset(map(self._organisation_id, admitted - self._admitted))
         for organisation_id in gone:
             self._store.opt_out(organisation_id)
-        for organisation_id in members:
-            if left.get(organisation_id) == NEVER:
+        for organisation_id in left.keys() & members:
+            if left[organisation_id] == NEVER:
                 self._store.opt_in(organisation_id, self._now())
         has_changed = self._members is None or bool(gone)
-        self._members = members
+        self._members, self._admitted = members, admitted
         return has_changed
 
     def offer(self, organisation: str, phrases: Iterable[Phrase], age_s: float = 0.0) -> None:

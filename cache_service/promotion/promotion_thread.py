@@ -93,7 +93,7 @@ class PromotionThread:
         """Returns whether there is more to do."""
         if gate is not self._gate:
             self._gate, self._members = gate, None
-        if members != self._members:
+        if members is not self._members and members != self._members:  # the same ones are soon compared
             if gate.admit(members) and self._must_revoke_since is None:
                 self._must_revoke_since = time.monotonic()
             self._members = members

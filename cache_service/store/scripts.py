@@ -3,7 +3,8 @@
 A namespace lives as long as its epoch, whose time to live is never shortened: an import kept for a year stays for that
 year although traffic, which is kept for days, is written to the same namespace.
 
-Every key is named in KEYS, and all keys of a call belong to one namespace and thus to one hash slot.
+Every key is named in KEYS, and all keys of a call belong to one namespace and thus to one hash slot. The buckets of
+tenants' limits, which belong to none, have one slot together.
 """
 
 from __future__ import annotations
@@ -191,6 +192,26 @@ if redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then return 0 end
 local written = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 return written
+""")
+
+RENEW_LEASES = _script("""
+-- KEYS: buckets. ARGV: seconds by which demand is forgotten, then for each bucket: amount that flows in a second,
+-- capacity, amount spent since the last report, amount asked for since then, level if there is no bucket.
+-- Returns the level of each bucket and the demand for it, as texts.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local told = {}
+for i, key in ipairs(KEYS) do
+  local rate, capacity = tonumber(ARGV[5 * i - 3]), tonumber(ARGV[5 * i - 2])
+  local old = redis.call('HMGET', key, 'level', 'asked', 'time')
+  local passed = math.max(0, now - tonumber(old[3] or now))
+  local level = math.min(capacity, tonumber(old[1] or ARGV[5 * i + 1]) + rate * passed) - tonumber(ARGV[5 * i - 1])
+  local asked = tonumber(old[2] or 0) * math.exp(-passed / tonumber(ARGV[1])) + tonumber(ARGV[5 * i])
+  told[2 * i - 1], told[2 * i] = string.format('%.17g', level), string.format('%.17g', asked)
+  redis.call('HSET', key, 'level', told[2 * i - 1], 'asked', told[2 * i], 'time', string.format('%.6f', now))
+  redis.call('PEXPIRE', key, string.format('%.0f', 1000 * ((capacity - level) / rate + 60)))
+end
+return told
 """)
 
 SERVER_TIME = _script("""

@@ -29,11 +29,11 @@ class Turns:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def add(self, name: str, task: Callable[[], float]) -> None:
-        """The first turn is due at once. Replaces a task of the same name."""
+    def add(self, name: str, task: Callable[[], float], delay_s: float = 0.0) -> None:
+        """The first turn is due after the delay. Replaces a task of the same name."""
         with self._lock:
             self._tasks[name] = task
-            self._due[name] = 0.0
+            self._due[name] = time.monotonic() + delay_s
         self._wake.set()
 
     def remove(self, name: str) -> None:

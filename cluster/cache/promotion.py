@@ -38,10 +38,13 @@ def organisation_of(registry: Registry, tenant_id: str) -> str:
     return namespace_of(bytes.fromhex(registry.server_key), tenant_id)
 
 
+def secret_of(registry: Registry) -> bytes:
+    return hmac.digest(bytes.fromhex(registry.server_key), b"promotion", "sha256")
+
+
 def terms_of(registry: Registry, config: PromotionConfig) -> PromotionTerms:
-    secret = hmac.digest(bytes.fromhex(registry.server_key), b"promotion", "sha256")
     members = frozenset(organisation_of(registry, tenant.id) for tenant in registry.tenants if may_feed(tenant))
-    return PromotionTerms(secret, config, members)
+    return PromotionTerms(secret_of(registry), config, members)
 
 
 def sensitive_spans(source: ModelSource, never: tuple[str, ...] = ()) -> SensitiveSpans:
@@ -70,6 +73,7 @@ class PublicPool:
         self._open_pool = open_pool
         self._follower: RegistryFollower | None = None
         self._registry: Registry | None = None
+        self._members: dict[str, str] = {}  # organisations by tenant
         self._terms: PromotionTerms | None = None
         self._gate: PromotionGate | None = None
         self._blocks: Blocks | None = None
@@ -81,15 +85,27 @@ class PublicPool:
         if registry is None or self._is_broken:
             return None
         if registry is not self._registry or self._terms is None:
-            terms = terms_of(registry, self._source.config)
+            terms = self._terms_of(registry)
             if self._terms is None or terms.secret != self._terms.secret:
                 self._gate = None
             self._registry, self._terms = registry, terms
         if self._gate is None:
-            if not any(tenant.policy == "promoted" for tenant in registry.tenants):
+            if not self._terms.members and not any(tenant.policy == "promoted" for tenant in registry.tenants):
                 return None
             self._gate = self._open_gate(self._terms)
         return None if self._gate is None else (self._gate, self._terms.members)
+
+    def _terms_of(self, registry: Registry) -> PromotionTerms:
+        """As `terms_of`, by what has changed: there may be very many tenants."""
+        same_key = self._registry is not None and self._registry.server_key == registry.server_key
+        if not same_key:
+            self._members.clear()
+        for tenant_id, tenant in registry.changes_since(self._registry if same_key else None).items():
+            if tenant is not None and may_feed(tenant):
+                self._members[tenant_id] = organisation_of(registry, tenant_id)
+            else:
+                self._members.pop(tenant_id, None)
+        return PromotionTerms(secret_of(registry), self._source.config, frozenset(self._members.values()))
 
     def _follow(self) -> Registry | None:
         try:

@@ -202,6 +202,8 @@ class SharedCache:
         self.publisher.publish(namespace, document_id, offset, token_ids, kind=kind)
         if namespace in self._compactors:
             self._compactors.move_to_end(namespace)
+            if self._compactors[namespace].rests:
+                self.compactor.wake(namespace, self._compactors[namespace])
         else:
             self._compact(namespace)
 
@@ -209,7 +211,7 @@ class SharedCache:
         try:
             limits = self._limits(namespace, budget)
             replaced = self._compactors.pop(namespace, None)
-            self._compactors[namespace] = self.compactor.compact(namespace, limits)
+            self._compactors[namespace] = self.compactor.compact(namespace, limits, may_rest=budget is None)
             if budget is not None:
                 self._budgets[namespace] = budget
             else:

@@ -17,13 +17,15 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.directory import read_client_keys
+from cluster.cache.tenant_leases import lease_renewal
+from cluster.config import CacheConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.door.front_door import FrontDoor
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.grpc.registration import HostedGrpcOptions
 from cluster.gateway.grpc.servicer import InferenceServicer
 from cluster.gateway.http_app import create_app, paceline_version
-from cluster.gateway.observability.metrics import GatewayMetrics, merged
+from cluster.gateway.observability.metrics import GatewayMetrics, merged, missing_text
 from cluster.gateway.observability.metrics_page import metrics_listener
 from cluster.gateway.paceline.v1 import inference_pb2
 from cluster.gateway.router_client import RouterClient, ask_all
@@ -31,6 +33,7 @@ from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
 from cluster.interpreter import put_event_loop_first
+from cluster.node_metrics import MOST_ON_PAGE, NodeMetrics
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.text.tokenizer import read_tokenizer
@@ -56,9 +59,12 @@ class Gateway(InferenceServicer):
         access: TenantAccess | None = None,
         observability: ObservabilityConfig | None = None,
         directory_name: str | None = None,
+        cache: CacheConfig | None = None,
+        num_routers: int = 1,
     ) -> None:
         """router: a deployment handle, for `RouterClient`. access None: no keys are required. directory_name: with the
-        keys of links; None: routers are reached through Serve alone."""
+        keys of links; None: routers are reached through Serve alone. cache: whose server has the limits of tenants;
+        None: each gateway enforces an equal share. num_routers: at most."""
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = read_tokenizer(tokenizer_dir)
@@ -67,14 +73,18 @@ class Gateway(InferenceServicer):
         self._replicas = config.replicas
         self._siblings: Any = None  # handle of all gateway replicas, made on first use
         refusals, failures = metrics.tenant_refusals, metrics.tenant_registry_failures
-        gatekeeper = None if access is None else Gatekeeper(access, config.replicas, refusals, failures)
+        renewal = None if access is None or config.replicas == 1 or cache is None else lease_renewal(cache)
+        self._renewing = None if renewal is None else asyncio.create_task(renewal.run())
+        gatekeeper = (
+            None if access is None else Gatekeeper(access, config.replicas, refusals, failures, renewal=renewal)
+        )
         self._tracing = None
         if observability is not None and observability.otlp_endpoint is not None:
             from cluster.gateway.observability.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
         client_keys = None if directory_name is None else partial(read_client_keys, directory_name)
-        router_client = RouterClient(router, client_keys=client_keys)
+        router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers)
         service = GenerationService(
             router_client,
             tokenizer,
@@ -90,9 +100,16 @@ class Gateway(InferenceServicer):
         self._open = AsyncExitStack()
         await self._open.enter_async_context(metrics_listener(config, service.metrics_page))
         self._following = asyncio.create_task(service.follow_router())
+        self._telling = None
+        if config.replicas > MOST_ON_PAGE:
+            told = NodeMetrics(metrics.registry, "gateway", self._gateway_id)
+            self._telling = asyncio.create_task(told.keep_telling())
         put_event_loop_first()
 
     async def __del__(self) -> None:
+        for task in (self._renewing, self._telling):
+            if task is not None:
+                task.cancel()
         await self._open.aclose()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
@@ -102,19 +119,20 @@ class Gateway(InferenceServicer):
         return self._gateway_id, self._metrics.text()
 
     async def _metrics_of_all(self) -> str:
-        """Metrics of all replicas that answer in time, since a scraper reaches only one."""
-        texts = dict([await self.own_metrics()])
-        if self._replicas > 1:
+        """Metrics of all replicas that answer in time, since a scraper reaches only one; of many, of this one alone."""
+        texts, missing = dict([await self.own_metrics()]), self._replicas - 1
+        if 1 < self._replicas <= MOST_ON_PAGE:
             try:
                 if self._siblings is None:
                     context = serve.get_replica_context()
                     self._siblings = await asyncio.to_thread(
                         serve.get_deployment_handle, context.deployment, context.app_name
                     )
-                texts |= dict(await ask_all(self._siblings, "own_metrics", _SIBLINGS_S))
+                answers, missing = await ask_all(self._siblings, "own_metrics", _SIBLINGS_S)
+                texts |= dict(answers)
             except Exception as error:
                 logger.warning("no metrics from other gateways: %r", error)
-        return merged("gateway", texts)
+        return merged("gateway", texts) + missing_text("gateways", missing)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
@@ -140,11 +158,13 @@ def gateway_application(
     access: TenantAccess | None = None,
     observability: ObservabilityConfig | None = None,
     directory_name: str | None = None,
+    cache: CacheConfig | None = None,
+    num_routers: int = 1,
 ) -> serve.Application:
     """A Serve application of `config.replicas` gateways in front of `router` (a deployment handle or bound deployment).
 
     access: who may call; None: everybody. observability None: logging stays as configured in the process.
-    directory_name: see `Gateway`.
+    directory_name, cache, num_routers: see `Gateway`.
     """
     deployment = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
@@ -165,6 +185,8 @@ def gateway_application(
         access=access,
         observability=observability,
         directory_name=directory_name,
+        cache=cache,
+        num_routers=num_routers,
     )
 
 

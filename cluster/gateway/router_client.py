@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from typing import Any
@@ -18,14 +19,16 @@ from actors.errors import Overloaded, PacelineError, RouterLost, Unavailable
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.messages import GenerationRequest, TokenChunk
 from cluster.gateway.errors import unwrap
-from cluster.gateway.observability.metrics import merged
+from cluster.gateway.observability.metrics import merged, missing_text
+from cluster.node_metrics import MOST_ON_PAGE
 from cluster.router.status import RouterStatus
 from cluster.routing.chunk_streams import ChunkReceiver
 
 logger = logging.getLogger(__name__)
 
 _BACKPRESSURE_RETRY_S = 1.0
-_FORGOTTEN_S = 60.0  # without a status: the router is gone
+_ALL_ASKED_S = 60.0  # between questions to all of many routers
+_FORGOTTEN_S = 3 * _ALL_ASKED_S  # without a status: the router is gone
 
 
 class RouterClient:
@@ -40,8 +43,12 @@ class RouterClient:
         handle: Any,
         status_timeout_s: float = 5.0,
         client_keys: Callable[[], Awaitable[LinkKeys]] | None = None,
+        num_routers: int = 1,
     ) -> None:
-        """client_keys: of the cluster; None: all chunks come through Serve."""
+        """client_keys: of the cluster; None: all chunks come through Serve. num_routers: at most; of many, most are not
+        asked."""
+        self._num_routers = num_routers
+        self._all_asked_at = -math.inf
         self._client_keys = client_keys
         self._receiver: ChunkReceiver | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -76,9 +83,18 @@ class RouterClient:
                     response.cancel()
 
     async def status(self) -> RouterStatus:
-        """Raises Unavailable when no router answers."""
+        """Of many routers, all are asked once a minute, and some in between. Raises Unavailable when no router
+        answers."""
+        if self._num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                async with asyncio.timeout(self._status_timeout_s):
+                    status: RouterStatus = await self._handle.options(method_name="status").remote()
+                if status.ready:  # Serve asks one that is
+                    self._listen_to([status])
+                    return status
         # A standby router answers at once, while an active one may be busy with a round.
-        statuses = await self._ask_all("status", lambda status: status.ready)
+        statuses, _ = await self._ask_all("status", lambda status: status.ready)
+        self._all_asked_at = time.monotonic()
         self._listen_to(statuses)
         return status_of_all(statuses)
 
@@ -102,19 +118,23 @@ class RouterClient:
             logger.warning("chunks come through Serve: %r", error)
 
     async def metrics_text(self) -> str:
-        """The routers' metrics in Prometheus text format. Raises Unavailable when no router answers."""
-        return merged("router", dict(await self._ask_all("own_metrics", lambda page: bool(page[1]))))
+        """The routers' metrics in Prometheus text format; of many, how many there may be. Raises Unavailable when no
+        router answers."""
+        if self._num_routers > MOST_ON_PAGE:
+            return missing_text("routers", self._num_routers)
+        pages, missing = await self._ask_all("own_metrics", lambda page: bool(page[1]))
+        return merged("router", dict(pages)) + missing_text("routers", missing)
 
-    async def _ask_all(self, method: str, suffices: Callable[[Any], bool]) -> list[Any]:
+    async def _ask_all(self, method: str, suffices: Callable[[Any], bool]) -> tuple[list[Any], int]:
         try:
-            answers = await ask_all(self._handle, method, self._status_timeout_s, suffices)
+            answers, missing = await ask_all(self._handle, method, self._status_timeout_s, suffices)
         except TimeoutError:
-            answers = []
+            answers, missing = [], 0
         except (Exception, asyncio.CancelledError) as error:
             raise _translated(error, gone="no router is running: it is starting, or it has ended") from None
         if not answers:
             raise RouterLost(f"no router answered within {self._status_timeout_s:g} s")
-        return answers
+        return answers, missing
 
 
 async def _all_of(response: AsyncIterable[TokenChunk]) -> AsyncGenerator[TokenChunk, None]:
@@ -159,8 +179,9 @@ _STRAGGLERS_S = 0.5  # time limit for the others once one answer suffices
 
 async def ask_all(
     handle: Any, method: str, timeout_s: float, suffices: Callable[[Any], bool] = lambda answer: True
-) -> list[Any]:
-    """Answers of all replicas that come in time, in any order. Once an answer `suffices`, the wait is cut short.
+) -> tuple[list[Any], int]:
+    """Answers of all replicas that come in time, in any order, and how many did not answer. Once an answer `suffices`,
+    the wait is cut short.
 
     Raises Serve's error if there is no replica, and a replica's error if there are errors and no answer.
     """
@@ -184,7 +205,7 @@ async def ask_all(
     answers = [task.result() for task in done if _error_of(task) is None]
     if errors and not answers:
         raise errors[0]
-    return answers
+    return answers, len(tasks) - len(answers)
 
 
 def _error_of(task: asyncio.Future[Any]) -> BaseException | None:

@@ -38,6 +38,7 @@ from cluster.cache.regions import RegionsSource
 from cluster.cache.shared_cache import open_shared_cache
 from cluster.config import CacheConfig, DraftConfig, DraftModelConfig, RouterConfig, SpeculationConfig
 from cluster.interpreter import put_event_loop_first
+from cluster.node_metrics import NodeMetrics
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.directory_view import DirectoryView
@@ -81,6 +82,7 @@ class RouterSettings:
     # File with the progress of the draft model's build, told in the status until a draft worker is there.
     build_progress: Path | None = None
     more_drafts: Mapping[str, DraftModelConfig] = field(default_factory=dict)  # further pools of draft workers, by name
+    metrics_by_node: bool = False  # no page asks for this router's: see `cluster.node_metrics`
 
 
 class Router:
@@ -107,6 +109,7 @@ class Router:
         self._incarnation: int | None = None  # of the target whose prefix cache is announced
         self._num_early = 0  # requests that came before the first target
         self._metrics: RouterMetrics | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._cache = open_shared_cache(
             settings.cache,
             settings.model.fingerprint,
@@ -228,6 +231,8 @@ class Router:
         self._task.cancel()
         self._following.cancel()
         self._announcing.cancel()
+        if self._telling is not None:
+            self._telling.cancel()
         self._publisher.close()
         self._connections.close()
         if self._cache is not None:
@@ -310,6 +315,9 @@ class Router:
         pool_deadlines_s = {pool: options.deadline_ms / 1e3 for pool, options in more_drafts.items()}
         driver = RouterDriver(core, *limits_s, grammars=grammars, pool_deadlines_s=pool_deadlines_s)
         self._metrics = RouterMetrics(core, driver, self._connections, self._cache)
+        if self._settings.metrics_by_node:
+            told = NodeMetrics(self._metrics.registry, "router", self._router_id)
+            self._telling = asyncio.create_task(told.keep_telling())
         put_event_loop_first()
         return driver
 

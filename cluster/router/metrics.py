@@ -178,12 +178,12 @@ class RouterMetrics:
         self._driver = driver
         self._connections = connections
         self._cache = cache
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
 
     def text(self) -> str:
         """Prometheus text format."""
-        return generate_latest(self._registry).decode()
+        return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterator[Metric]:
         core, traffic = self._core, self._connections.traffic()

@@ -19,6 +19,7 @@ from cluster.tenants.keys import bearer_key, key_digest
 from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import Registry, StoredTenant, TenantLimits, now_utc
 from cluster.tenants.registry_file import RegistryFollower
+from cluster.tenants.renewal import LeaseRenewal
 from cluster.tenants.scope import Sharing
 
 logger = logging.getLogger(__name__)
@@ -47,13 +48,16 @@ class Gatekeeper:
         refusals: Counter,
         failures: Counter,
         clock: Callable[[], datetime] = now_utc,
+        renewal: LeaseRenewal | None = None,
     ) -> None:
-        """num_processes: gateways, which share the limits equally. refusals: by reason, which is missing_key,
-        unknown_key, disabled, or the name of the limit. failures: unusable states of the registry file; the one before
-        stays in force. Raises ConfigError if a registry is required and cannot be read."""
+        """num_processes: gateways, which share the limits. refusals: by reason, which is missing_key, unknown_key,
+        disabled, or the name of the limit. failures: unusable states of the registry file; the one before stays in
+        force. renewal: None: limits are shared equally. Raises ConfigError if a registry is required and cannot be
+        read."""
         self._access = access
         self._num_processes = num_processes
         self._refusals = refusals
+        self._renewal = renewal
         self._clock = clock
         self._follower = RegistryFollower(access.file, failures.inc)
         self._registry: Registry | None = None
@@ -83,8 +87,15 @@ class Gatekeeper:
             if stored.disabled:
                 raise TenantDisabled()
             tenant = self._meet(stored, registry)
+            if self._renewal is not None:
+                self._renewal.use(stored.id, tenant.limiter)
             tenant.limiter.take_request()
         return tenant
+
+    async def first_lease(self, tenant: Tenant) -> None:
+        """Call it before a prompt is charged: a tenant that has just come may not have a lease yet."""
+        if self._renewal is not None:
+            await self._renewal.first_lease(tenant.limiter)
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

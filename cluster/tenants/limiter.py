@@ -1,16 +1,16 @@
-"""A tenant's limits, as one gateway process enforces them."""
+"""A tenant's limits, as one gateway process enforces them: by leases of the cluster's, or by its share."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from actors.errors import InvalidRequest
 from cluster.tenants.errors import OverLimit
+from cluster.tenants.lease import LeasedBucket, Report, Told
 from cluster.tenants.registry import TenantLimits
-from cluster.tenants.token_bucket import TokenBucket
 
 _MINUTE_S = 60.0
 _PLACE_RETRY_S = 1.0  # the end of an answer is unknown
@@ -26,11 +26,12 @@ class TenantLimiter:
     def __init__(
         self, limits: TenantLimits, num_processes: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """num_processes: processes that enforce these limits; each has an equal share, and at least one place."""
+        """num_processes: processes that enforce these limits; without leases each has an equal share, and at least one
+        place."""
         self._num_processes = num_processes
         self._clock = clock
-        self._requests: TokenBucket | None = None
-        self._tokens: TokenBucket | None = None
+        self._requests: LeasedBucket | None = None
+        self._tokens: LeasedBucket | None = None
         self.num_running = 0  # sequences
         self.limits = TenantLimits()
         self.change(limits)
@@ -40,20 +41,47 @@ class TenantLimiter:
         if limits == self.limits:
             return
         self.limits = limits
-        self._requests = self._changed(self._requests, limits.requests_per_second, period_s=1.0, least=1.0)
-        self._tokens = self._changed(self._tokens, limits.tokens_per_minute, period_s=_MINUTE_S, least=0.0)
+        self._requests = self._changed(self._requests, limits.requests_per_second, period_s=1.0)
+        self._tokens = self._changed(self._tokens, limits.tokens_per_minute, period_s=_MINUTE_S)
 
-    def _changed(
-        self, bucket: TokenBucket | None, limit: float | None, *, period_s: float, least: float
-    ) -> TokenBucket | None:
-        """A bucket with this process' share of the limit, and room for a period's amount, at least `least`."""
+    def _changed(self, bucket: LeasedBucket | None, limit: float | None, period_s: float) -> LeasedBucket | None:
+        """A bucket with room for a period's amount."""
         if limit is None:
             return None
-        share, now = limit / self._num_processes, self._clock()
         if bucket is None:
-            return TokenBucket(share / period_s, max(least, share), now)
-        bucket.change(share / period_s, max(least, share), now)
+            return LeasedBucket(limit / period_s, limit, self._num_processes, self._clock())
+        bucket.change(limit / period_s, limit, self._clock())
         return bucket
+
+    def _buckets(self) -> dict[str, LeasedBucket]:
+        named = {"requests_per_second": self._requests, "tokens_per_minute": self._tokens}
+        return {name: bucket for name, bucket in named.items() if bucket is not None}
+
+    @property
+    def awaits_lease(self) -> bool:
+        """Whether there are limits without a fresh lease."""
+        now = self._clock()
+        return not all(bucket.is_fresh(now) for bucket in (self._requests, self._tokens) if bucket is not None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to report, and no answer under way."""
+        return not self.num_running and all(bucket.is_idle for bucket in self._buckets().values())
+
+    def reports(self, all_old: bool) -> dict[str, Report]:
+        """By limit, of those with something to report. all_old: also where there is no fresh lease."""
+        now = self._clock()
+        return {
+            name: bucket.report(now)
+            for name, bucket in self._buckets().items()
+            if not bucket.is_idle or (all_old and not bucket.is_fresh(now))
+        }
+
+    def renew(self, told: Mapping[str, Told]) -> None:
+        """Take the answers to the last reports."""
+        buckets, now = self._buckets(), self._clock()
+        for name in told.keys() & buckets.keys():
+            buckets[name].renew(told[name], now)
 
     @property
     def max_running(self) -> int | None:
@@ -88,14 +116,20 @@ class TenantLimiter:
         """Raises OverLimit where a prompt of at least so many tokens would not be admitted now. Charges nothing."""
         self._check(self._tokens, least, "tokens_per_minute", self.limits.tokens_per_minute)
 
-    def _take(self, bucket: TokenBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
+    def _take(self, bucket: LeasedBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
         self._check(bucket, amount, limit_name, limit)
         if bucket is not None:
-            bucket.take(amount, self._clock())
+            now = self._clock()
+            bucket.ask(amount, now)
+            bucket.take(amount, now)
 
-    def _check(self, bucket: TokenBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
+    def _check(self, bucket: LeasedBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
         """Raises OverLimit."""
-        if bucket is not None and limit is not None and (wait_s := bucket.wait_s(amount, self._clock())) > 0:
+        if bucket is None or limit is None:
+            return
+        now = self._clock()
+        if (wait_s := bucket.wait_s(amount, now)) > 0:
+            bucket.ask(amount, now)
             raise OverLimit(limit_name, limit, max(_LEAST_WAIT_S, wait_s))
 
     def spend(self, num_tokens: int) -> None:

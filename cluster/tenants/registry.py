@@ -26,7 +26,7 @@ _STRICT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
 class TenantLimits:
-    """Limits over the whole cluster, of which each gateway process enforces its share. None: no limit."""
+    """Limits over the whole cluster. None: no limit."""
 
     # The minimum keeps Retry-After finite: one request in twelve days.
     requests_per_second: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] | None = None
@@ -78,6 +78,8 @@ class Registry:
     def __init__(self, tenants: Iterable[StoredTenant] = (), server_key: str = "") -> None:
         """server_key: derives namespaces from tenants' ids, so that neither reveals the other. "": a new one."""
         self.server_key = server_key or secrets.token_hex(32)
+        self._mark = object()
+        self._changes: tuple[object, Changes] | None = None  # the mark of the one before, and what has changed since
         self._by_id: dict[str, StoredTenant] = {}
         self._by_key: dict[str, StoredTenant] = {}  # by digest
         listed = list(tenants)
@@ -106,7 +108,15 @@ class Registry:
         other = Registry(server_key=self.server_key)
         other._by_id, other._by_key = dict(self._by_id), dict(self._by_key)
         other._put(changes)
+        other._changes = self._mark, changes
         return other
+
+    def changes_since(self, other: Registry | None) -> Changes:
+        """What to change in `other`; all tenants, and those that are gone, unless this one was made from it."""
+        if other is not None and self._changes is not None and self._changes[0] is other._mark:
+            return self._changes[1]
+        gone: dict[str, StoredTenant | None] = {} if other is None else dict.fromkeys(other._by_id)
+        return gone | self._by_id
 
     def _put(self, changes: Changes) -> None:
         for tenant_id in changes:

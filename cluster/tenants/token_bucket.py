@@ -30,6 +30,11 @@ class TokenBucket:
         """Take the amount even if the level is lower."""
         self._level = self.level(now) - amount
 
+    def set_level(self, level: float, then: float) -> None:
+        """Set the level as of a time, from which it fills up."""
+        self._level = min(level, self.capacity)
+        self._updated = then
+
     def change(self, rate: float, capacity: float, now: float) -> None:
         """Change rate and capacity; the level stays, up to the new capacity."""
         self._level = min(self.level(now), capacity)

@@ -77,6 +77,13 @@ def merged(label: str, texts: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def missing_text(kind: str, count: int) -> str:
+    """How many processes a page does not show, gateways or routers."""
+    family = f"paceline_metrics_missing_{kind}"
+    told = f"{kind.capitalize()} that are not on this page: they did not answer, or there are too many"
+    return f"# HELP {family} {told}\n# TYPE {family} gauge\n{family} {count}\n"
+
+
 def _labelled(sample: str, label: str) -> str:
     name, brace, rest = sample.partition("{")
     if brace:

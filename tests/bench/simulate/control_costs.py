@@ -4,7 +4,9 @@
 
 directory: one named actor, which every router, target group and draft worker calls once a second, and which says what
 has changed. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
-and which every gateway reads once and then reads on.
+and which every gateway reads once and then reads on. page: /metrics of all gateways, or as many
+routers, which one gateway asks and joins, and what it costs a process to tell its node instead. promotion: what one
+change of the registry costs each router, if all tenants feed the public pool.
 """
 
 from __future__ import annotations
@@ -24,16 +26,27 @@ from pathlib import Path
 import psutil
 
 from actors.links.keys import LinkAddress, LinkKeys
+from actors.models.source import ModelSource
 from actors.workers.demand import DraftDemand
 from actors.workers.directory import Asked, Directory, WorkerEntry
+from cache_service.formats.frame import FrameCodec
+from cache_service.formats.namespaces import PUBLIC
+from cache_service.formats.store_keys import StoreKeys
+from cache_service.promotion.promotion_gate import PromotionGate, nothing_blocked
+from cache_service.store.connection import Connection, ConnectionSettings
+from cache_service.store.store import Store
+from cluster.cache.promotion import PromotionSource, PublicPool
 from cluster.cli.table import plain_table
+from cluster.config import PromotionConfig
+from cluster.gateway.observability.metrics import GatewayMetrics, merged
+from cluster.node_metrics import MOST_ON_PAGE, NodeMetrics
 from cluster.router.directory_view import DirectoryView
 from cluster.routing.known_routers import KnownRouters, RoutedPrompt
 from cluster.routing.router_load import RouterLoad
 from cluster.routing.router_news import RouterNews, packed
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.keys import key_digest, new_key
-from cluster.tenants.registry import Registry, StoredKey, StoredTenant, TenantLimits
+from cluster.tenants.registry import Policy, Registry, StoredKey, StoredTenant, TenantLimits
 from cluster.tenants.registry_file import RegistryFile, write_registry
 
 
@@ -101,6 +114,22 @@ def choice_row(groups: int) -> list[str]:
     return [f"{one * 1e6:,.0f}" for one in seconds]
 
 
+def page_row(processes: int) -> list[str]:
+    """Processor time of a gateway for one page, while its streams wait, and the page's size; time of a process for
+    telling Ray; status calls of a gateway a second for so many routers."""
+    metrics = GatewayMetrics()
+    text, told = metrics.text(), NodeMetrics(metrics.registry, "gateway", "g")
+    pages = {f"{number:016x}": text for number in range(processes)}
+    told.tell()
+    return [
+        f"{1e3 * seconds_of(lambda: merged('gateway', pages)):,.1f}",
+        f"{len(merged('gateway', pages)) / 1e6:.2f}",
+        f"{1e3 * seconds_of(told.tell):.2f}",
+        f"{processes:,}",
+        f"{processes if processes <= MOST_ON_PAGE else 1 + processes / 60:,.0f}",
+    ]
+
+
 def registry_row(tenants: int) -> list[str]:
     """Memory is that of a process that has read the file, as the system counts it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -118,16 +147,47 @@ def registry_row(tenants: int) -> list[str]:
         find_s = seconds_of(lambda: registry.find(digest))
         figures = [f"{one * 1e3:,.1f}" for one in (first_s, first_add_s, add_s, on_s)]
         size = file.stat().st_size / 1e6
-        return [*figures, f"{find_s * 1e6:.1f}", f"{size:.1f}", f"{held / tenants:,.0f}"]
+        promotion = [f"{one:,.1f}" for one in promotion_ms(tenants)]
+        return [*figures, f"{find_s * 1e6:.1f}", f"{size:.1f}", f"{held / tenants:,.0f}", *promotion]
 
 
-def stored_tenants(count: int) -> Iterator[StoredTenant]:
+def promotion_ms(tenants: int) -> tuple[float, float]:
+    """All of them anew, and one change."""
+    registry = Registry(stored_tenants(tenants, "promoted"))
+    source = PromotionSource(Path("none"), ModelSource(spec="m", name="m", path=Path("none")), PromotionConfig())
+    keys = StoreKeys("model", PUBLIC)
+    nobody = Store(Connection(ConnectionSettings("redis://127.0.0.1:1")), keys), FrameCodec(keys, None)
+    pool, gate = PublicPool(source, lambda: nobody), PromotionGate(*nobody, b"secret of 16 bytes", nothing_blocked)
+    gate._store = Absent()  # type: ignore[assignment]
+
+    def admit(registry: Registry) -> None:
+        terms = pool._terms_of(registry)
+        gate.admit(terms.members)
+        pool._registry = registry
+
+    changed = registry.changed({registry.tenants[0].id: replace(registry.tenants[0], disabled=True)})
+    return 1e3 * spent(lambda: admit(registry)), 1e3 * spent(lambda: admit(changed))
+
+
+class Absent:
+    """A store of the public pool, without a server."""
+
+    def left(self) -> dict[bytes, float]:
+        return {}
+
+    def opt_out(self, organisation: bytes) -> None:
+        pass
+
+
+def stored_tenants(count: int, policy: Policy = "isolated") -> Iterator[StoredTenant]:
     now = datetime.now(UTC)
     for number in range(count):
         digest = key_digest(new_key(f"{number:08x}"))
         key = StoredKey(id=f"{number:08x}", sha256=digest.hex(), last4="0000", created=now)
         limits = TenantLimits(max_concurrent=8)
-        yield StoredTenant(id=f"{number:08x}", name=f"tenant-{number}", created=now, limits=limits, keys=(key,))
+        yield StoredTenant(
+            id=f"{number:08x}", name=f"tenant-{number}", created=now, limits=limits, policy=policy, keys=(key,)
+        )
 
 
 def spent(action: Callable[[], object]) -> float:
@@ -158,7 +218,21 @@ def main() -> None:
     )
     rows = [[str(groups), *directory_row(groups), *choice_row(groups)] for groups in arguments.groups]
     print(plain_table("Control plane by target groups, a router each", header, rows), flush=True)
-    header = ("tenants", "first read, ms", "first add", "add", "read on", "look-up, us", "MB", "memory a tenant, B")
+    header = ("processes", "page, ms", "MB", "telling the node, ms", "status calls a second, before", "now")
+    rows = [[str(groups), *page_row(groups)] for groups in arguments.groups]
+    print(plain_table("Metrics and status of all, for a gateway", header, rows), flush=True)
+    header = (
+        "tenants",
+        "first read, ms",
+        "first add",
+        "add",
+        "read on",
+        "look-up, us",
+        "MB",
+        "memory a tenant, B",
+        "promotion anew, ms",
+        "after a change",
+    )
     rows = [[str(tenants), *registry_row(tenants)] for tenants in arguments.tenants]
     print(plain_table("Registry of tenants", header, rows))
 

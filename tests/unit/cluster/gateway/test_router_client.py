@@ -73,12 +73,14 @@ def says(value: Any, after_s: float = 0.0) -> Callable[[], Any]:
 async def test_one_that_hangs_or_fails_keeps_no_other_from_answering(monkeypatch):
     monkeypatch.setattr(asking, "_STRAGGLERS_S", 0.05)
     handle = Handle(says(1), says(2, after_s=3600.0), says(RouterLost("gone")), says(4))
-    assert sorted(await ask_all(handle, "status", 30.0)) == [1, 4]
+    answers, missing = await ask_all(handle, "status", 30.0)
+    assert (sorted(answers), missing) == ([1, 4], 2)
     stopped = asyncio.CancelledError()  # so Serve tells the end of a replica
-    assert sorted(await ask_all(Handle(says(1), says(stopped), says(4)), "status", 30.0)) == [1, 4]
+    answers, missing = await ask_all(Handle(says(1), says(stopped), says(4)), "status", 30.0)
+    assert (sorted(answers), missing) == ([1, 4], 1)
     with pytest.raises(Unavailable, match="stopped"):
         await ask_all(Handle(says(stopped)), "status", 30.0)
-    assert await ask_all(Handle(says(1, after_s=3600.0)), "status", 0.05) == []
+    assert await ask_all(Handle(says(1, after_s=3600.0)), "status", 0.05) == ([], 1)
     with pytest.raises(RouterLost, match="gone"):
         await ask_all(Handle(says(RouterLost("gone"))), "status", 30.0)
 
@@ -97,6 +99,7 @@ async def test_a_client_of_several_routers_speaks_of_them_as_one(monkeypatch):
     text = await pages.metrics_text()
     assert 'x{router="a"} 1.0' in text
     assert 'x{router="b"} 2.0' in text
+    assert text.endswith("paceline_metrics_missing_routers 0\n")
     with pytest.raises(RouterLost, match="no router answered"):
         await RouterClient(Handle(says(ready, after_s=3600.0)), status_timeout_s=0.05).status()
     with pytest.raises(Unavailable):
@@ -138,3 +141,35 @@ async def test_the_status_does_not_wait_for_the_directory_which_is_asked_once_at
             await client.status()
     assert asked == 2
     client._receiver.close()
+
+
+class ManyRouters(Handle):
+    """A single call goes to one of them, as Serve chooses."""
+
+    def __init__(self, *answers: Callable[[], Any]) -> None:
+        super().__init__(*answers)
+        self.broadcasts, self.calls = 0, 0
+
+    def broadcast(self, method: str) -> Handle:
+        self.broadcasts += 1
+        return self
+
+    async def remote(self) -> Any:
+        self.calls += 1
+        return await self._answers[0]()
+
+
+async def test_of_many_routers_one_is_asked_in_between_and_all_where_it_is_not_ready():
+    answers = [says(status(True)) for _ in range(100)]
+    many = ManyRouters(*answers)
+    client = RouterClient(many, num_routers=100)
+    for _ in range(5):
+        assert (await client.status()).ready
+    assert (many.broadcasts, many.calls) == (1, 4)
+    assert await client.metrics_text() == asking.missing_text("routers", 100)
+    assert many.broadcasts == 1
+    waiting = ManyRouters(says(status(False)), *answers)
+    client = RouterClient(waiting, num_routers=100)
+    for _ in range(2):
+        assert (await client.status()).detail.startswith("100 of 101")
+    assert (waiting.broadcasts, waiting.calls) == (2, 1)

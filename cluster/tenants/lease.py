@@ -1,0 +1,159 @@
+"""How much of a tenant's limit a gateway may spend before it is told more: arithmetic, without clock or I/O.
+
+A limit has one bucket for the whole cluster, in Redis. Each gateway reports a few times a second what it has spent and
+what it was asked for, and is told the bucket's level and what all gateways were asked for: a lease. Until the next one
+it may spend the part of the level that its demand is of all demand. What it does not spend was never taken from
+anybody, and what is spent beyond the level is a debt that later leases are smaller for, so the total is right in the
+mean however old the leases are. A gateway without a lease goes by its equal share of the limit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cluster.tenants.token_bucket import TokenBucket
+
+RENEW_S = 0.25  # between two reports of a gateway
+LIFE_S = 2.0  # for which a lease is taken for fresh, and outlives a report without an answer
+MEMORY_S = 2.0  # time constant by which demand is forgotten
+_LEAST_BURST_S = 3.0  # what flows in meanwhile fits into a cluster's bucket, or it would be lost while nobody asks
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a gateway says of one limit. Amounts are requests or tokens."""
+
+    rate: float  # of the whole limit, a second
+    capacity: float
+    spent: float  # since the last report
+    asked: float  # the same, with what was refused
+    level: float  # of the bucket if there is none: as far as this gateway knows
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The answer to a report."""
+
+    level: float  # of the cluster's bucket; below zero after overdrafts
+    asked: float  # by all gateways, as `remembered` sums it up
+
+
+Reports = Mapping[str, Mapping[str, Report]]
+"""By tenant and limit."""
+
+Answers = dict[str, dict[str, Told]]
+"""By tenant and limit."""
+
+
+def remembered(asked: float, passed_s: float) -> float:
+    """A sum of demand after some time without any."""
+    return asked * math.exp(-passed_s / MEMORY_S)
+
+
+def part_of(own: float, others: float) -> float:
+    """The part of the level that a gateway may spend. own, others: demand in the time of a lease.
+
+    Others count twice: what they spend is known here a lease later, and a part that is too large would make all
+    gateways spend too much and too little in turns."""
+    return own / (own + 2.0 * others) if own > 0 else 0.0
+
+
+class LeasedBucket:
+    """A bucket that all gateways of a cluster share, as one of them sees it. Behaves as `TokenBucket` where there is
+    one gateway, and by its equal share without a lease."""
+
+    __slots__ = (
+        "_asked", "_draw", "_draws", "_in_flight", "_is_leased", "_num_holders", "_own", "_sent_at", "_share", "_spent",
+        "_told", "_told_at", "_unsaid_since", "capacity", "rate",
+    )  # fmt: skip
+
+    def __init__(
+        self, rate: float, burst: float, num_holders: int, now: float, draws: Callable[[], float] = random.random
+    ) -> None:
+        """rate: of the whole limit, amount a second, above 0. burst: capacity, of which each of `num_holders` gateways
+        has its share without a lease, at least 1 in any case."""
+        self._num_holders = num_holders
+        self._draws = draws
+        self._share = TokenBucket(rate / num_holders, max(1.0, burst / num_holders), now)
+        self._is_leased = False
+        self._told_at = -math.inf  # never
+        self._draw = 1.0
+        self._own = self._spent = self._asked = 0.0
+        self._unsaid_since = math.inf  # of what is to be reported
+        self._in_flight = (0.0, 0.0)
+        self._sent_at = now
+        self.change(rate, burst, now)
+        self._told = Told(self.capacity, 0.0)
+
+    def change(self, rate: float, burst: float, now: float) -> None:
+        """Change rate and capacity; the level stays, up to the new capacity."""
+        self.rate = rate
+        self.capacity = max(2.0, burst, _LEAST_BURST_S * rate)
+        self._share.change(rate / self._num_holders, max(1.0, burst / self._num_holders), now)
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until this amount is available, as far as is known; 0: now. An amount above the capacity waits for a
+        full bucket, and with a lease one above half of it for a half full one: others may always ask, too."""
+        if not self.has_lease(now):
+            return self._share.wait_s(amount, now)
+        amount = min(amount, self.capacity / 2.0)
+        wanted, window = self._spent + amount, RENEW_S / MEMORY_S
+        part = part_of(max(self._own * window, wanted), max(0.0, self._told.asked - self._own) * window)
+        # A part of a level is seldom a whole number of requests. With a threshold that is drawn for each lease it is,
+        # in the mean; a gateway that is alone waits for all of the amount.
+        wanted -= (1.0 - self._draw) * (1.0 - part) * amount
+        if wanted <= self._told.level * part:
+            return 0.0
+        return max(RENEW_S, (min(self.capacity, wanted / part) - self._told.level) / self.rate)
+
+    def take(self, amount: float, now: float) -> None:
+        """Take the amount even if the level is lower."""
+        self._spent += amount
+        self._unsaid_since = min(self._unsaid_since, now)
+        if not self.has_lease(now):
+            self._share.take(amount, now)
+
+    def ask(self, amount: float, now: float) -> None:
+        """Note demand, whether or not it is met."""
+        self._asked += amount
+        self._unsaid_since = min(self._unsaid_since, now)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to report."""
+        return self._unsaid_since == math.inf
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether there is a lease that is not old."""
+        return now - self._told_at <= LIFE_S
+
+    def has_lease(self, now: float) -> bool:
+        """A lease lasts while there is nothing to report, and ends if a report is not answered. Then this gateway's
+        share of the limit begins with its share of the last level."""
+        if self._is_leased and now - self._unsaid_since > LIFE_S:
+            self._is_leased = False
+            self._share.set_level(self._told.level / self._num_holders - self._spent, self._told_at)
+        return self._is_leased
+
+    def report(self, now: float) -> Report:
+        """One report at a time may be under way; one that is not answered is as if it had not been made."""
+        self._in_flight = self._spent, self._asked
+        self._sent_at = now
+        spent = self._spent
+        if not self.has_lease(now):  # what the cluster's bucket was too full to take in meanwhile is no debt
+            spent = min(spent, max(0.0, self._share.capacity - self._share.level(now)))
+        known = min(self.capacity, self._told.level + (now - self._told_at) * self.rate)
+        return Report(self.rate, self.capacity, spent=spent, asked=self._asked, level=known)
+
+    def renew(self, told: Told, now: float) -> None:
+        """Take the answer to the last report."""
+        spent, asked = self._in_flight
+        self._spent -= spent
+        self._asked -= asked
+        self._unsaid_since = self._sent_at if self._spent or self._asked else math.inf
+        self._own = remembered(self._own, now - self._told_at) + asked
+        self._told, self._told_at, self._is_leased = told, now, True
+        self._draw = self._draws()

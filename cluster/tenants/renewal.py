@@ -1,0 +1,90 @@
+"""Renews the leases of a gateway in the background: one call a few times a second for all tenants with traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Protocol
+
+from cache_service.errors import StoreError
+from cache_service.store.circuit_breaker import CircuitBreaker
+from cluster.tenants.lease import LIFE_S, RENEW_S, Answers, Reports
+from cluster.tenants.limiter import TenantLimiter
+
+logger = logging.getLogger(__name__)
+
+_JITTER = 0.2  # of the time between two calls, so that no gateway always comes right after the same other one
+_FIRST_S = 0.05  # that a call waits for the first lease of its tenant
+
+
+class Leases(Protocol):
+    def renew(self, reports: Reports) -> Answers:
+        """Raises StoreError."""
+
+
+class LeaseRenewal:
+    """For the limiters of one gateway. Without a store that answers, they go by their shares."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._leases = leases
+        self._active: dict[str, TenantLimiter] = {}  # by tenant
+        self._waiting = set[str]()  # tenants without a fresh lease
+        self._wanted = asyncio.Event()
+        self._renewed = asyncio.Event()  # replaced with each renewal
+        self._breaker = CircuitBreaker(max_failures=1, max_pause_s=LIFE_S)
+        self._caller = ThreadPoolExecutor(1, "tenant-leases")
+
+    def use(self, tenant_id: str, limiter: TenantLimiter) -> None:
+        """Renew the leases of a tenant from now on, as long as it has traffic, and at once if they are old."""
+        self._active[tenant_id] = limiter
+        if limiter.awaits_lease:
+            self._waiting.add(tenant_id)
+            self._wanted.set()
+
+    async def first_lease(self, limiter: TenantLimiter) -> None:
+        """Wait for a moment for the lease of a tenant that has not been here lately: its share might be far too much,
+        or too little."""
+        if limiter.awaits_lease and not self._breaker.is_open:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._renewed.wait(), _FIRST_S)
+
+    async def run(self) -> None:
+        """Renew for ever."""
+        try:
+            await self._keep_renewing()
+        finally:
+            self._caller.shutdown(wait=False)
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await self._renew()
+            pause_s = self._breaker.wait_s(time.monotonic())
+            if pause_s:
+                await asyncio.sleep(pause_s)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), RENEW_S * random.uniform(1 - _JITTER, 1 + _JITTER))
+
+    async def _renew(self) -> None:
+        self._wanted.clear()
+        renewed, self._renewed = self._renewed, asyncio.Event()
+        limiters, waiting = self._active, self._waiting
+        self._active = {tenant: limiter for tenant, limiter in limiters.items() if not limiter.is_idle}
+        self._waiting = set()
+        reports = {tenant: own for tenant in limiters if (own := limiters[tenant].reports(tenant in waiting))}
+        try:
+            if reports:
+                loop = asyncio.get_running_loop()
+                for tenant, told in (await loop.run_in_executor(self._caller, self._leases.renew, reports)).items():
+                    limiters[tenant].renew(told)
+        except StoreError as error:
+            if not self._breaker.is_open:
+                logger.warning("limits of tenants are enforced by equal shares for now: %s", error)
+            self._breaker.failed(time.monotonic())
+        else:
+            self._breaker.succeeded()
+        renewed.set()
