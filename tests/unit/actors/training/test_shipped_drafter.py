@@ -119,4 +119,4 @@ def test_the_demos_own_is_for_its_weights_small_and_right_at_once(smollm2_dir, t
             guesses = draft.model(torch.tensor([[*before, *after]])).logits[0, len(before) - 1 : -1].argmax(-1)
         right += int((draft.token_ids[guesses] == torch.tensor(after)).sum())
         total += len(after)
-    assert right / total > 0.3
+    assert right / total > 0.4
