@@ -49,7 +49,7 @@ from actors.models.loader import (
     refuse_encoder,
     silence_unmapped_tokens,
 )
-from actors.models.parallel_draft import kind_of, mask_token_of, silence_mask_token
+from actors.models.parallel_draft import kind_of, mask_token_of, most_guesses_of, silence_mask_token
 from actors.models.shards import check_unwrapped
 from actors.models.source import ModelSource
 from actors.models.token_text import TokenText, has_own_vocabulary
@@ -219,6 +219,7 @@ def build_draft_engine(
         lookahead=options.lookahead,
         ahead=options.ahead or 0 if texts is None else 0,
         mask_token=mask_token,
+        most_guesses=most_guesses_of(source, config) if mask_token is not None else None,
         grammars=grammars,
     )
     if texts is None:

@@ -52,7 +52,7 @@ class DraftConfig(DraftPoolOptions):
     """The draft model and its workers."""
 
     model: str = "auto"
-    """auto: the drafter built for the target, picked up when it is there; none: no draft model."""
+    """auto: the drafter shipped or built for the target, picked up when it is there; none: no draft model."""
     build: bool = True
     """Whether `paceline serve` builds the drafter that `auto` means where it is missing."""
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0

@@ -37,7 +37,7 @@ from actors.models.loader import (
 from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
 from actors.options import MTP_HEAD, DraftPoolOptions
-from actors.training.drafter_build import default_drafter_dir
+from actors.training.drafter_build import default_drafter_dir, ready_drafter
 from actors.workers.directory import get_or_create_directory
 from actors.workers.draft_pool import draft_pool_application
 from actors.workers.gpu_shares import GpuDemand, needed_gpus, share_gpus
@@ -221,10 +221,11 @@ def _draft_model(
         return None, False
     if options.model != "auto":
         return resolve_model(options.model, home, progress), False
-    directory = default_drafter_dir(home, target)
-    if info.is_encoder_decoder or not (options.build or directory.is_dir()):  # for an encoder none can be built
+    ready = ready_drafter(home, target)
+    if info.is_encoder_decoder or not (options.build or ready):  # for an encoder none can be built
         return None, False
-    return ModelSource(spec="auto", name=directory.name, path=directory), not directory.is_dir()
+    directory = ready or default_drafter_dir(home, target)
+    return ModelSource(spec="auto", name=directory.name, path=directory), ready is None
 
 
 def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:

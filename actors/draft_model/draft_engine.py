@@ -89,11 +89,13 @@ class DraftEngine:
         lookahead: LookaheadOptions | None = None,
         ahead: int = 0,
         mask_token: int | None = None,
+        most_guesses: int | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
-        a parallel model, which has no encoder; it must not be among the guesses. grammars: of the target's vocabulary;
+        a parallel model, which has no encoder; it must not be among the guesses. most_guesses: tokens that this one
+        guesses in a forward; None: as many as are asked for. grammars: of the target's vocabulary;
         None, or where the model has more outputs: those of sequences are ignored. Raises ModelError for a model with a
         recurrent state."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
@@ -106,6 +108,7 @@ class DraftEngine:
         answers = AnswerGrammars(grammars) if grammars is not None and is_masked else None
         self._guesser = Guesser(self._runner, vocab_map, mask_token, answers)
         self._is_parallel = mask_token is not None
+        self._max_depth = most_guesses or _MAX_NODES
         self._table = SequenceTable(self.pool, self._runner.kv, self._runner.sequence_type)
         self._max_len, self._max_side_len = length_limits(model.config)
         self._num_ids = int(model.get_input_embeddings().num_embeddings)
@@ -382,7 +385,7 @@ class DraftEngine:
     def _shape_of(self, item: DraftItem) -> TreeShape:
         """The requested shape, within the limit of one tree."""
         max_nodes = min(item.max_nodes, _MAX_NODES)
-        max_depth = min(item.max_depth or max_nodes, max_nodes)
+        max_depth = min(item.max_depth or max_nodes, max_nodes, self._max_depth)
         return TreeShape(max_nodes, max_depth, item.branch, item.min_confidence, self._is_parallel)
 
     answer = draft  # the name that every worker's engine has

@@ -1,8 +1,9 @@
 """Parallel draft models as they are published: the mask token by which they guess several tokens in one forward.
 
 PARD (An et al. 2025, arXiv:2504.18583) is an ordinary causal model whose config.json names its mask token by
-`pard_token` or `ptd_token_id`. How many tokens to guess is no property of the checkpoint. A PARD-2 checkpoint
-(arXiv:2605.08632) drafts with or without features of its target; here it drafts without.
+`pard_token` or `ptd_token_id`. How many tokens to guess published checkpoints do not say; those trained here do, in
+`pard_depth`. A PARD-2 checkpoint (arXiv:2605.08632) drafts with or without features of its target; here it drafts
+without.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MASK_TOKEN_KEY = "pard_token"
+DEPTH_KEY = "pard_depth"
 KIND_KEY, KIND = "spd_type", "pard"
 _MASK_TOKEN_KEYS = (MASK_TOKEN_KEY, "ptd_token_id")
 _KINDS = (KIND, "pard2")
@@ -44,6 +46,14 @@ def mask_token_of(source: ModelSource, config: Any) -> int | None:
             "draft model must have none"
         )
     return next(iter(found.values()))
+
+
+def most_guesses_of(source: ModelSource, config: Any) -> int | None:
+    """Tokens that a parallel draft model has learnt to guess in one forward; None: not told. Raises ModelError."""
+    most = getattr(config, DEPTH_KEY, None)
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise ModelError(f"model {source.spec!r}: {DEPTH_KEY} is {most!r}; it must be a number from 1 on")
+    return most
 
 
 def kind_of(config: Any) -> str:

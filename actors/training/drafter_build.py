@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors.errors import ModelError
 from actors.models.catalog import Progress, resolve_model, silent
@@ -23,9 +23,11 @@ from actors.models.loader import ModelInfo, choose_device, load_model, load_toke
 from actors.models.quiet import quiet_transformers
 from actors.models.source import ModelSource
 from actors.models.staging import directory_lock, staged_directory
+from actors.training.drafter_card import CARD_FILE, DrafterCard
 from actors.training.drafter_trainer import DrafterTrainer
 from actors.training.parallel_trainer import ParallelTrainer
 from actors.training.recipes import MAX_PARALLEL, DrafterRecipe, check_recipe, output_vocab_size
+from actors.training.shipped_drafter import shipped_weights, unpack_drafter
 from actors.training.target_writer import TargetWriter, Writing
 from actors.training.training_checkpoint import TrainingCheckpoint
 from actors.training.training_loop import Report, fast_dtype
@@ -33,28 +35,6 @@ from actors.training.training_loop import Report, fast_dtype
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-CARD_FILE = "drafter.json"
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterCard:
-    """What was built and how well it predicts the target. Saved as drafter.json beside the weights."""
-
-    target: str
-    target_fingerprint: str
-    recipe: dict[str, Any]
-    text_tokens: int  # written and trained on
-    agreement: float  # share of held-out greedy tokens where drafter and target choose the same
-    agreement_before: float  # the same before the distillation
-    coverage: float  # share of held-out greedy tokens that are in the output vocabulary
-    tokens_per_round: float  # held out, drafted greedily in chains of `chain_length` tokens
-    chain_length: int
-    # Of a parallel model: agreement of its guess of the first, second, ... token after a text, held out
-    agreement_by_depth: list[float]
-    evaluation: dict[str, float]  # agreement on other prompts, where some were given
-    seconds: float
 
 
 class DrafterExists(Exception):
@@ -66,18 +46,27 @@ def default_drafter_dir(home: Path, source: ModelSource) -> Path:
     return home / "drafters" / source.directory_name
 
 
+def ready_drafter(home: Path, target: ModelSource) -> Path | None:
+    """The directory of the target's drafter; None where it must be built first. One that comes with the package is
+    unpacked. Raises ModelError."""
+    directory = default_drafter_dir(home, target)
+    if not directory.is_dir() and (packed := shipped_weights(target)) is not None:
+        unpack_drafter(packed, target, directory, keeps=True)
+    return directory if directory.is_dir() else None
+
+
 def resolve_draft_model(spec: str, target: ModelSource, home: Path, progress: Progress = silent) -> ModelSource | None:
     """The draft model that `spec` means for a target, or None.
 
-    "none" is no draft model, "auto" the drafter built for the target, if there is one. Other specs are those of
-    `resolve_model`. Raises ModelError.
+    "none" is no draft model, "auto" the drafter shipped or built for the target, if there is one. Other specs are those
+    of `resolve_model`. Raises ModelError.
     """
     if spec == "none":
         return None
     if spec != "auto":
         return resolve_model(spec, home, progress)
-    directory = default_drafter_dir(home, target)
-    return resolve_model(str(directory), home, progress) if directory.is_dir() else None
+    directory = ready_drafter(home, target)
+    return None if directory is None else resolve_model(str(directory), home, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +115,61 @@ def build_drafter(
         writer = TargetWriter(target, tokenizer, info, recipe)
         writing = _target_text(writer, prompts, recipe, checkpoint, report=report)
         evaluations = {name: writer.answer(asked) for name, asked in (evaluate or {}).items()}
-        draft = _first_layers(source, target, recipe.layers).to(device)
-        token_ids = frequent_tokens(writing.vocab_mass, output_vocab_size(recipe, info))
-        kind = ParallelTrainer if recipe.parallel > 1 else DrafterTrainer
-        trainer = kind(draft, token_ids, recipe, device)
+        trainer = new_trainer(source, target, writing, recipe, device)
         del target, writer  # frees the target's memory
         trainer.fit_readout(writing.answers, report)
         before = trainer.agreement(writing.held_out)
         trainer.distil(writing.answers, report, checkpoint, run.steps)
-        agreement = trainer.agreement(writing.held_out)
-        card = DrafterCard(
-            target=source.name,
-            target_fingerprint=info.weights_fingerprint,
-            recipe=asdict(recipe),
-            text_tokens=sum(answer.num_answer_tokens for answer in writing.answers),
-            agreement=round(agreement.share, 4),
-            agreement_before=round(before.share, 4),
-            coverage=round(agreement.coverage, 4),
-            tokens_per_round=round(agreement.tokens_per_round, 3),
-            chain_length=trainer.chain_length,
-            agreement_by_depth=[round(share, 4) for share in agreement.by_depth],
+        card = card_of(
+            trainer,
+            writing,
+            info,
+            agreement_before=before.share,
             evaluation={name: round(trainer.agreement(answers).share, 4) for name, answers in evaluations.items()},
-            seconds=round(time.monotonic() - started, 1),
+            seconds=time.monotonic() - started,
         )
-        _save(trainer, tokenizer, card, out)
+        save_drafter(trainer, tokenizer, card, out)
         if checkpoint is not None:
             checkpoint.remove()
     return card
+
+
+def new_trainer(
+    source: ModelSource, target: PreTrainedModel, writing: Writing, recipe: DrafterRecipe, device: str
+) -> DrafterTrainer:
+    """Raises ModelError. recipe: with its vocabulary size."""
+    draft = _first_layers(source, target, recipe.layers).to(device)
+    assert recipe.vocab_size is not None
+    token_ids = frequent_tokens(writing.vocab_mass, recipe.vocab_size)
+    kind = ParallelTrainer if recipe.parallel > 1 else DrafterTrainer
+    return kind(draft, token_ids, recipe, device)
+
+
+def card_of(
+    trainer: DrafterTrainer,
+    writing: Writing,
+    info: ModelInfo,
+    *,
+    agreement_before: float,
+    evaluation: dict[str, float],
+    seconds: float,
+) -> DrafterCard:
+    """The card, with the agreement on held-out text. info: of the target."""
+    agreement = trainer.agreement(writing.held_out)
+    return DrafterCard(
+        target=info.name,
+        target_fingerprint=info.weights_fingerprint,
+        recipe=asdict(trainer.recipe),
+        text_tokens=sum(answer.num_answer_tokens for answer in writing.answers),
+        agreement=round(agreement.share, 4),
+        agreement_before=round(agreement_before, 4),
+        coverage=round(agreement.coverage, 4),
+        tokens_per_round=round(agreement.tokens_per_round, 3),
+        chain_length=trainer.chain_length,
+        agreement_by_depth=[round(share, 4) for share in agreement.by_depth],
+        evaluation=evaluation,
+        seconds=round(seconds, 1),
+    )
 
 
 def _checked(recipe: DrafterRecipe, info: ModelInfo) -> DrafterRecipe:
@@ -163,6 +180,8 @@ def _checked(recipe: DrafterRecipe, info: ModelInfo) -> DrafterRecipe:
     check_recipe("drafter", recipe, limits)
     if not 0.0 < recipe.retention <= 1.0:
         raise ModelError(f"drafter retention is {recipe.retention}; it must be above 0 and at most 1")
+    if not 0.0 <= recipe.masks_from <= 1.0:
+        raise ModelError(f"drafter masks_from is {recipe.masks_from}; it must be between 0 and 1")
     return recipe
 
 
@@ -183,7 +202,8 @@ def _target_text(
     return writing
 
 
-def _save(trainer: DrafterTrainer, tokenizer: PreTrainedTokenizerBase, card: DrafterCard, out: Path) -> None:
+def save_drafter(trainer: DrafterTrainer, tokenizer: PreTrainedTokenizerBase, card: DrafterCard, out: Path) -> None:
+    """Write the model directory. Call it under `directory_lock`. Raises ModelError."""
     with staged_directory(out) as staging:
         trainer.save(staging)
         with quiet_transformers():

@@ -58,7 +58,7 @@ class DrafterTrainer:
         import torch
 
         self._draft = draft
-        self._recipe = recipe
+        self.recipe = recipe
         self._device = device
         self._autocast = fast_dtype(device) == "bfloat16"
         self._token_ids = token_ids.to(device)
@@ -106,7 +106,7 @@ class DrafterTrainer:
         """
         import torch
 
-        recipe = self._recipe
+        recipe = self.recipe
         embeddings = {id(p) for p in self._draft.get_input_embeddings().parameters()}
         layers = [p for p in self._draft.get_decoder().parameters() if id(p) not in embeddings]
         parameters = [*layers, self._readout, *self._more_parameters]
@@ -124,7 +124,7 @@ class DrafterTrainer:
             schedule += batches
         run_steps(
             list(enumerate(schedule)),
-            lambda step: self._loss(step[1], seed=recipe.seed + step[0]),
+            lambda step: self._loss(step[1], recipe.seed + step[0], step[0] / len(schedule)),
             optimizer,
             stage="distilling",
             report=report,
@@ -134,18 +134,18 @@ class DrafterTrainer:
         for parameter in parameters:
             parameter.requires_grad_(False)
 
-    def _loss(self, answers: Sequence[Answer], seed: int) -> torch.Tensor:
-        """The loss of one batch. seed: of what is random in it."""
+    def _loss(self, answers: Sequence[Answer], seed: int, share: float) -> torch.Tensor:
+        """The loss of one batch. seed: of what is random in it. share: of the training that is done."""
         import torch
 
         with torch.autocast(self._device.partition(":")[0], torch.bfloat16, enabled=self._autocast):
-            state, wanted = self._training_states(answers, seed)
+            state, wanted = self._training_states(answers, seed, share)
             guess = torch.nn.functional.linear(state, self._readout, self._bias).float()
             with torch.no_grad():
                 label = torch.nn.functional.linear(wanted, self._rows, self._bias).float().softmax(-1)
         return torch.nn.functional.cross_entropy(guess, label)
 
-    def _training_states(self, answers: Sequence[Answer], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _training_states(self, answers: Sequence[Answer], seed: int, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The draft's hidden state and the target's at each row to train on, [n, H]."""
         state, wanted, _ = self._states(answers)
         return state, wanted
@@ -172,7 +172,7 @@ class DrafterTrainer:
         from safetensors.torch import save_file
 
         self._draft.get_output_embeddings().weight.data[self._token_ids] = self._readout.detach()
-        check_weights("drafter", self._draft.state_dict().values(), self._recipe.learning_rate)
+        check_weights("drafter", self._draft.state_dict().values(), self.recipe.learning_rate)
         with quiet_transformers():
             self._draft.to(device="cpu", dtype=torch.bfloat16).save_pretrained(directory)
         save_file({"token_ids": self._token_ids.cpu().to(torch.int32)}, directory / VOCAB_MAP_FILE)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.models.parallel_draft import KIND, KIND_KEY, MASK_TOKEN_KEY
+from actors.models.parallel_draft import DEPTH_KEY, KIND, KIND_KEY, MASK_TOKEN_KEY
 from actors.training.drafter_trainer import Agreement, DrafterTrainer
 from actors.training.parallel_rows import ParallelRows, lay_out, random_lengths
 from actors.training.recipes import DrafterRecipe
@@ -33,11 +33,13 @@ class ParallelTrainer(DrafterTrainer):
         self._embedding_scale = float(getattr(embeddings, "scalar_embed_scale", 1.0))  # of Gemma's
         self._more_parameters = [self._mask_embedding]
 
-    def _training_states(self, answers: Sequence[Answer], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _training_states(self, answers: Sequence[Answer], seed: int, share: float) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
+        if share < self.recipe.masks_from:
+            return super()._training_states(answers, seed, share)
         generator = torch.Generator().manual_seed(seed)
-        most, retention = self._recipe.parallel - 1, self._recipe.retention
+        most, retention = self.recipe.parallel - 1, self.recipe.retention
         lengths = [random_lengths(answer.num_answer_tokens, most, retention, generator) for answer in answers]
         rows = lay_out(answers, lengths)
         wanted = torch.cat([answer.hidden for answer in answers])[rows.places].float()
@@ -74,7 +76,7 @@ class ParallelTrainer(DrafterTrainer):
         """Agreement at the first token after every text, and at each depth."""
         import torch
 
-        known, most = 0, self._recipe.parallel - 1
+        known, most = 0, self.recipe.parallel - 1
         rounds: list[list[list[bool]]] = []
         with torch.inference_mode():
             for batch in batches_of(answers, _MEASURED_TOKENS):
@@ -102,6 +104,7 @@ class ParallelTrainer(DrafterTrainer):
             self._draft.get_output_embeddings().weight[mask_token] = 0.0
         setattr(self._draft.config, MASK_TOKEN_KEY, mask_token)
         setattr(self._draft.config, KIND_KEY, KIND)
+        setattr(self._draft.config, DEPTH_KEY, self.recipe.parallel)
         super().save(directory)
 
 

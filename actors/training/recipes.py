@@ -27,6 +27,7 @@ class DrafterRecipe:
     parallel: int = 1  # tokens guessed in one forward; more than 1: by mask tokens
     # With mask tokens: the share of places with a row for a guess of depth d + 1 among those with one of depth d
     retention: float = 0.6
+    masks_from: float = 0.0  # share of the steps before those with mask tokens, which take half as long again
 
 
 TRAINING_RECIPE = DrafterRecipe(text_tokens=128_000, epochs=6)  # for a long training

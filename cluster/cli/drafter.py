@@ -16,11 +16,11 @@ from actors.models.catalog import resolve_model
 from actors.models.source import ModelSource
 from actors.training.drafter_build import (
     BuildRun,
-    DrafterCard,
     DrafterExists,
     build_drafter,
     default_drafter_dir,
 )
+from actors.training.drafter_card import DrafterCard
 from actors.training.recipes import (
     MAX_PARALLEL,
     PARALLEL_RECIPE,
@@ -30,6 +30,7 @@ from actors.training.recipes import (
     HeadRecipe,
 )
 from actors.training.seed_prompts import read_prompts
+from actors.training.shipped_drafter import pack_drafter, shipped_weights, unpack_drafter
 from cluster.cli.progress import progress_bars, progress_in_file
 
 app = typer.Typer(no_args_is_help=True, help="Make draft models and heads.")
@@ -68,8 +69,10 @@ def _defaults(name: str) -> str:
 @app.command()
 def build(
     target: TargetOption = "smollm2",
-    kind: Literal["model", "parallel"] = typer.Option(
-        "model", help="model: guesses one token a forward; parallel: guesses all tokens of a draft in one (PARD)."
+    kind: Literal["model", "parallel"] | None = typer.Option(
+        None,
+        help="model: guesses one token a forward, the default; parallel: guesses all tokens of a draft in one (PARD). "
+        "Without options, a drafter that comes with Paceline is taken as it is.",
     ),
     out: Path | None = typer.Option(None, help="Directory to write; by default where `paceline serve` looks."),
     layers: int | None = typer.Option(
@@ -94,15 +97,21 @@ def build(
     """Make a small draft model out of the target itself, in a few minutes on a CPU, and print its directory."""
     questions = read_prompts(prompts) if prompts is not None else None
     tests = {evaluate.stem: read_prompts(evaluate)} if evaluate is not None else {}
-    _check_kind_options(kind, parallel=parallel)
-    recipe = _DEFAULT if kind == "model" else PARALLEL_RECIPE
+    _check_kind_options(kind or "model", parallel=parallel)
+    recipe = PARALLEL_RECIPE if kind == "parallel" else _DEFAULT
     recipe = replace(recipe, vocab_size=vocab, text_tokens=tokens, epochs=epochs, seed=seed)
     recipe = replace(recipe, layers=layers or recipe.layers, parallel=parallel or recipe.parallel)
+    takes_shipped = kind is None and recipe == _DEFAULT and questions is None and not tests
     _set_threads(threads)
     home = paceline_home()
     with progress_bars() if progress_file is None else progress_in_file(progress_file) as progress:
         source = resolve_model(target, home, progress)
         directory = out if out is not None else default_drafter_dir(home, source)
+        packed = shipped_weights(source) if takes_shipped else None
+        if packed is not None:
+            unpack_drafter(packed, source, directory, keeps=keep)
+            typer.echo(directory)
+            return
         try:
             card = build_drafter(
                 source,
@@ -192,6 +201,16 @@ def train(
         return
     typer.echo(f"held-out acceptance {figures}", err=True)
     typer.echo(directory)
+
+
+@app.command()
+def pack(
+    directory: Path = typer.Argument(help="A parallel draft model, by `paceline drafter train --kind parallel`."),
+    out: Path = typer.Argument(help="File to write: what its target does not have, in int8."),
+) -> None:
+    """Write a draft model as Paceline ships that of its demo."""
+    pack_drafter(directory, out)
+    typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 
 def _check_kind_options(

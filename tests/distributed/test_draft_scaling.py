@@ -6,6 +6,7 @@ Covers `cluster.cli.scale`, `cluster.cli.model_change`, `actors.workers.register
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -15,9 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import ray
-import torch
 from ray.exceptions import RayError
-from safetensors.torch import load_file, save_file
 
 from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
@@ -29,16 +28,16 @@ from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
 
 PATIENCE_S = 200.0  # two processes are started
+MASK = 3  # a byte that no text here has
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash")]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     target, draft = target_and_right_draft(tmp_path_factory.mktemp("models"))
-    other = shutil.copytree(draft, draft.with_name("other"))
-    weights = load_file(other / "model.safetensors")  # seldom right
-    weights = {name: torch.roll(values, 1, 0) if "mlp" in name else values for name, values in weights.items()}
-    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    other = shutil.copytree(draft, draft.with_name("other"))  # a parallel one: its mask tokens are seldom right
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"pard_token": MASK, "spd_type": "pard"}))
     return target, draft, other
 
 
@@ -73,6 +72,11 @@ def url(ray_here, ports, models):
 
 def metric(url: str, name: str) -> float:
     return value_of(httpx.get(f"{url}/metrics", timeout=30).text, name)
+
+
+def accepted_drafts(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    return value_of(text, "paceline_spec_decode_num_accepted_tokens_total", source="draft_model")
 
 
 def other_processes() -> set[int]:
@@ -191,7 +195,9 @@ def test_by_hand_there_are_as_many_and_they_run_what_was_said_until_it_is_taken_
         load.wait_for_answers(4)
         wait_for(lambda: metric(url, "paceline_draft_workers") == 2, "both workers, still")
         change_models(models[2])
+        accepted = accepted_drafts(url)
         load.wait_for_answers(2)
+        wait_for(lambda: accepted_drafts(url) > accepted, "drafts of the parallel model")
     done = scale("draft", "--workers", "auto", "--model", "auto")
     assert done.stdout == (
         "draft workers: 2 running, from now on as the load asks for\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.errors import ModelError
 from cluster.offline.engine import LocalEngine
 from paceline_testing.integrity import check_integrity
 from paceline_testing.other_vocabularies import TEXT, merging_tokenizer
@@ -71,6 +73,18 @@ def test_guesses_of_mask_tokens_are_accepted(models):
     local = engine(models["target"], models["draft"], 1, gamma=5)
     generation = local.generate([PROMPTS[0]], max_new_tokens=60, temperature=0.0)[0]
     assert generation.accepted_tokens["draft_model"] >= generation.rounds  # two tokens a round and more
+
+
+def test_a_model_that_says_how_many_tokens_it_guesses_is_asked_for_no_more(models, tmp_path):
+    told = shutil.copytree(models["draft"], tmp_path / "told")
+    config = json.loads((told / "config.json").read_text())
+    (told / "config.json").write_text(json.dumps(config | {"pard_depth": 2}))
+    options = {"max_new_tokens": 60, "temperature": 0.0}
+    generation = engine(models["target"], told, 1, gamma=5, branch=1).generate([PROMPTS[0]], **options)[0]
+    assert generation.rounds < generation.draft_tokens <= 2 * generation.rounds
+    (told / "config.json").write_text(json.dumps(config | {"pard_depth": 0}))
+    with pytest.raises(ModelError, match="pard_depth is 0; it must be"):
+        engine(models["target"], told, 1)
 
 
 def test_rejection_at_temperature_zero_is_greedy(models):

@@ -188,6 +188,7 @@ def test_progress_only_goes_forward_and_every_stage_ends(built):
         {"vocab_size": 0},
         {"text_tokens": 0},
         {"epochs": -1},
+        {"masks_from": 1.5},
     ],
 )
 def test_a_recipe_beyond_its_target_names_the_limit(targets, tmp_path, change):

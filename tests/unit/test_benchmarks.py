@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_model
+from actors.models.source import ModelSource
+from actors.training.target_text import write_answers
 from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_tiny_model
-from tests.bench import bench_round_planning, bench_round_profile, draft_depth
+from tests.bench import bench_round_planning, bench_round_profile, draft_depth, train_demo_drafter
 
 
 @pytest.mark.parametrize("attention", ["triton_tree", "padded"])
@@ -49,3 +52,14 @@ def test_depths_of_drafts_are_compared(tmp_path):
     by_value, _ = draft_depth.speed(spec, answers, drafts, cost=0.01)
     assert tokens_a_round > 3.0
     assert shallow < min(deep, by_value)
+
+
+def test_text_for_the_demos_drafter_is_what_the_target_would_write(tmp_path):
+    source = ModelSource("t", "t", save_tiny_model(tmp_path, "llama", 3, layers=2, max_positions=256))
+    writer, prompts = train_demo_drafter.Writer(source), [[5, 6, 7], [9, 10, 11, 12, 13]]
+    found = writer.write(prompts, [0.0, 0.0], 12, torch.Generator())
+    wanted = write_answers(writer.model, prompts, [0.0, 0.0], 12, [writer.end], 0)
+    for mine, theirs in zip(found, wanted, strict=True):
+        count = mine.token_ids == theirs.token_ids[theirs.num_prompt_tokens :]
+        assert count.float().mean() > 0.5  # roundings in bfloat16 differ
+        torch.testing.assert_close(mine.hidden[:2], theirs.hidden[:2], atol=0.1, rtol=0.1)

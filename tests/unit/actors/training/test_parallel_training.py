@@ -25,9 +25,9 @@ def answer(num_prompt: int, count: int, seed: int) -> Answer:
 ANSWERS = [answer(3, 6, 1), answer(7, 1, 2), answer(1, 4, 3)]
 
 
-def trainer_of(kind: str = "llama", parallel: int = 4) -> ParallelTrainer:
+def trainer_of(kind: str = "llama", **recipe: float) -> ParallelTrainer:
     model = make_tiny_model(kind, seed=3, vocab_size=VOCAB, hidden_size=HIDDEN, sliding_window=4)  # type: ignore[arg-type]
-    return ParallelTrainer(model, torch.arange(VOCAB), DrafterRecipe(parallel=parallel), "cpu")
+    return ParallelTrainer(model, torch.arange(VOCAB), DrafterRecipe(**{"parallel": 4} | recipe), "cpu")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
@@ -69,11 +69,19 @@ def test_chains_are_kept_with_the_retention():
 def test_a_step_teaches_layers_readout_and_the_mask_token():
     trainer = trainer_of()
     before = [parameter.detach().clone() for parameter in (trainer._mask_embedding, trainer._readout)]
-    first = trainer._loss(ANSWERS, seed=5).item()
+    first = trainer._loss(ANSWERS, seed=5, share=0.0).item()
     trainer.distil(ANSWERS, lambda *progress: None)
-    assert trainer._loss(ANSWERS, seed=5).item() < first
+    assert trainer._loss(ANSWERS, seed=5, share=0.0).item() < first
     for old, new in zip(before, (trainer._mask_embedding, trainer._readout), strict=True):
         assert not torch.equal(old, new)
+
+
+def test_mask_tokens_learn_nothing_before_their_time():
+    trainer = trainer_of(masks_from=1.0)
+    mask, readout = trainer._mask_embedding.detach().clone(), trainer._readout.detach().clone()
+    trainer.distil(ANSWERS, lambda *progress: None)
+    assert torch.equal(trainer._mask_embedding, mask)
+    assert not torch.equal(trainer._readout, readout)
 
 
 def test_tokens_of_a_round_are_the_right_guesses_in_a_row_and_one_more():
