@@ -23,21 +23,25 @@ from actors.engine.attention.latent import cache_latents
 from actors.engine.attention.own_attention import POSITION_COLUMNS
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
+from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions, RoundLimits
-from actors.engine.rank_group import least_of_ranks
+from actors.engine.rank_group import Leader, least_of_ranks
 from actors.engine.recurrent.state_bytes import recurrent_state_bytes
 from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import largest_round_slots, run_largest_round
 from actors.errors import ModelError
 from actors.grammar.grammars import Grammars
-from actors.models.collectives import sum_in_rank_order, use_symmetric_memory
+from actors.models.collectives import rank_of_group, sum_in_rank_order, use_symmetric_memory
 from actors.models.dtypes import choose_dtype
 from actors.models.layer_types import WITHOUT_KEYS, layer_types
 from actors.models.loader import (
+    DraftModel,
     check_attention,
+    check_draft_ranks,
     check_encoder_decoder,
     check_exact,
     check_recurrent_state,
+    check_whole_vocabulary,
     choose_device,
     eos_token_ids_of,
     length_limits,
@@ -84,8 +88,7 @@ def build_target_engine(
     _check_attention(options, device)
     if options.exact == "bitwise" and device != "cpu":
         _check_bitwise_on(device, warns=rank == 0)
-    if source.vocab_map_path is not None and ranks > 1:
-        raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
+    check_whole_vocabulary(source, ranks)
     config = load_config(source)
     check_encoder_decoder(source, options)
     check_recurrent_state(source, options)
@@ -175,12 +178,14 @@ def build_draft_engine(
     *,
     target: ModelSource | None = None,
     grammars: Grammars | None = None,
+    leader: Leader | None = None,
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Load a draft model, with a reduced vocabulary or not, and size its own KV cache.
 
     target: the model it drafts for; drafts are translated through the text if the vocabularies differ. None: they are
-    equal. grammars: of the target's vocabulary; None: made for the target, if there is one. A model whose configuration
-    names a mask token guesses all tokens of a draft in one forward.
+    equal. grammars: of the target's vocabulary; None: made for the target, if there is one. leader: of the ranks of
+    `torch.distributed` that share the model, of which this is rank 0; the others call `build_draft_runner` meanwhile. A
+    model whose configuration names a mask token guesses all tokens of a draft in one forward.
     `options.ahead` above 0 needs a caller of `work_ahead`, and equal vocabularies; None is 0. Raises ModelError.
     """
     options = options or DraftOptions()
@@ -188,28 +193,9 @@ def build_draft_engine(
     if target is not None and has_own_vocabulary(source, target):
         refuse_encoder(source, "drafting for a model with another vocabulary")
         texts = TokenText(load_tokenizer(target), target.spec), TokenText(load_tokenizer(source), source.spec)
-    config, device = load_config(source), choose_device(options.device)
-    _check_attention(options, device)
-    if options.attention is not None:
-        refuse_encoder(source, f"attention {options.attention!r}")
-    dtype = choose_dtype(options.dtype, config, device, fastest_dtype)
-    meter = gpu_meter(device)
+    config = load_config(source)
     mask_token = mask_token_of(source, config)
-    draft = load_draft_model(source, dtype, device, quantization=options.quantization)
-    if mask_token is not None:
-        silence_mask_token(draft.model, mask_token, draft.token_ids)
-        logger.info("draft model %s guesses all tokens of a draft in one forward (%s)", source.spec, kind_of(config))
-    bytes_per_token = kv_bytes_per_token(config, draft.model.dtype, caches_latents=cache_latents(draft.model))
-    tokens = options.kv_cache_tokens
-    if tokens is None:
-        num_bytes = _bytes_for_draft_model(options, meter)
-        tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
-    engine_options = EngineOptions(
-        _blocks_of(tokens, options.block_size),
-        options.block_size,
-        attention=options.attention,
-        is_eager=options.enforce_eager,
-    )
+    draft, engine_options = _load_draft(source, options, 1 if leader is None else rank_of_group()[1])
     if texts is None and grammars is None and target is not None:
         grammars = _checked_grammars(target)
     engine = DraftEngine(
@@ -221,11 +207,53 @@ def build_draft_engine(
         mask_token=mask_token,
         most_guesses=most_guesses_of(source, config) if mask_token is not None else None,
         grammars=grammars,
+        leader=leader,
     )
     if texts is None:
         return engine
     logger.info("draft model %s has its own vocabulary: its drafts are translated through the text", source.spec)
     return RetokenizedDraftEngine(engine, *texts)
+
+
+def build_draft_runner(source: ModelSource, options: DraftOptions) -> ModelRunner:
+    """The part of a draft model on ranks 1 to N - 1, for `follow_forwards`. Raises ModelError."""
+    draft, engine_options = _load_draft(source, options, rank_of_group()[1])
+    return ModelRunner(
+        draft.model,
+        engine_options.num_slots,
+        attention=engine_options.attention,
+        is_eager=engine_options.is_eager,
+    )
+
+
+def _load_draft(source: ModelSource, options: DraftOptions, ranks: int) -> tuple[DraftModel, EngineOptions]:
+    """This rank's part of a draft model, which guesses no mask token; and the size of its KV cache."""
+    config, device = load_config(source), choose_device(options.device)
+    check_draft_ranks(source, ranks)
+    _check_attention(options, device)
+    if options.attention is not None:
+        refuse_encoder(source, f"attention {options.attention!r}")
+    # Ranks that measure for themselves might disagree.
+    dtype = choose_dtype(options.dtype, config, device, fastest_dtype if ranks == 1 else None)
+    meter = gpu_meter(device)
+    mask_token = mask_token_of(source, config)
+    draft = load_draft_model(source, dtype, device, tensor_parallel=ranks, quantization=options.quantization)
+    if mask_token is not None:
+        silence_mask_token(draft.model, mask_token, draft.token_ids)
+        logger.info("draft model %s guesses all tokens of a draft in one forward (%s)", source.spec, kind_of(config))
+    bytes_per_token = kv_bytes_per_token(config, draft.model.dtype, ranks, caches_latents=cache_latents(draft.model))
+    tokens = options.kv_cache_tokens
+    if tokens is None:
+        num_bytes = _bytes_for_draft_model(options, meter)
+        tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
+    num_blocks = _blocks_of(tokens, options.block_size)
+    if ranks > 1:
+        num_blocks = least_of_ranks(num_blocks)  # fails where one could not load, before what would hang
+        if draft.model.device.type == "cuda":
+            use_symmetric_memory(draft.model.device, draft.model.dtype)
+    return draft, EngineOptions(
+        num_blocks, options.block_size, attention=options.attention, is_eager=options.enforce_eager
+    )
 
 
 def _checked_grammars(target: ModelSource) -> Grammars:

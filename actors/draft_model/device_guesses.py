@@ -45,7 +45,7 @@ def likeliest_after(
     )
 
     def compute() -> torch.Tensor:
-        return runner.compute(inputs)
+        return runner.compute_whole(inputs)
 
     def draw(logits: torch.Tensor) -> torch.Tensor:
         tokens, probs = likeliest_packed(

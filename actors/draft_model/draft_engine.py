@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -28,15 +29,18 @@ from actors.draft_model.draft_ahead import DraftAhead, TreeShape
 from actors.draft_model.guesser import Guesser, Want
 from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
 from actors.draft_model.ouroboros_drafter import OuroborosDraft, OuroborosDrafter
+from actors.draft_model.rank_forwards import LeadingRunner
 from actors.draft_tree import DraftTree, TopProbs
 from actors.engine.block_pool import BlockPool
+from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.kv_cache import check_device
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
+from actors.engine.rank_group import Leader
 from actors.engine.runner import make_runner
 from actors.engine.sequence import Sequence
 from actors.engine.sequence_table import SequenceTable, distinct
-from actors.errors import ModelError
+from actors.errors import EngineBroken, ModelError
 from actors.grammar.grammars import Grammars
 from actors.messages import DraftBatch, DraftItem, DraftResult, SequenceStart
 from actors.models.loader import length_limits
@@ -91,15 +95,16 @@ class DraftEngine:
         mask_token: int | None = None,
         most_guesses: int | None = None,
         grammars: Grammars | None = None,
+        leader: Leader | None = None,
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
         ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
         a parallel model, which has no encoder; it must not be among the guesses. most_guesses: tokens that this one
-        guesses in a forward; None: as many as are asked for. grammars: of the target's vocabulary;
-        None, or where the model has more outputs: those of sequences are ignored. Raises ModelError for a model with a
-        recurrent state."""
+        guesses in a forward; None: as many as are asked for. grammars: of the target's vocabulary; None, or where the
+        model has more outputs: those of sequences are ignored. leader: of the ranks that share an attending model
+        without an encoder; None: this is the only one. Raises ModelError for a model with a recurrent state."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
-        self._runner = make_runner(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
+        self._runner = _runner_of(model, options, leader)
         if self._runner.chain_only:
             raise ModelError(
                 f"{model.config.model_type} has a recurrent state; a draft model, which drafts trees, must have none"
@@ -257,8 +262,8 @@ class DraftEngine:
     def work_ahead(self) -> bool:
         """Make one forward for the likely outcomes of the drafts sent, the likeliest of all sequences first.
 
-        Returns False when nothing is left to do until the next batch. Never raises: a failure is logged, and costs
-        what has been drafted ahead.
+        Returns False when nothing is left to do until the next batch. A failure is logged, and costs what has been
+        drafted ahead. Raises EngineBroken where the ranks of the model can go on no more.
         """
         if not self._ahead:
             return False
@@ -266,6 +271,8 @@ class DraftEngine:
             wants = self._next_ahead()
             if wants:
                 self._guesser.guess(wants)
+        except EngineBroken:
+            raise
         except Exception:
             logger.exception("drafting ahead failed")
             self._give_up_ahead()
@@ -398,6 +405,13 @@ class DraftEngine:
         self._unfit.clear()
         self._known.clear()
         self._ahead.clear()
+
+
+def _runner_of(
+    model: PreTrainedModel, options: EngineOptions, leader: Leader | None
+) -> ModelRunner | EncoderDecoderRunner:
+    make = make_runner if leader is None else partial(LeadingRunner, leader=leader)
+    return make(model, options.num_slots, attention=options.attention, is_eager=options.is_eager)
 
 
 def _num_guessed(model: PreTrainedModel, vocab_map: torch.Tensor | None) -> int:

@@ -52,6 +52,7 @@ class ModelRunner:
     """A model with its KV cache. Computes rows; does no sampling."""
 
     sequence_type: type[Sequence] = Sequence
+    cache_type: type[KvCache] = KvCache
     chain_only = False  # whether draft trees must be chains
     layer_types: tuple[str, ...] = ATTENDING  # that are computed
 
@@ -85,7 +86,7 @@ class ModelRunner:
         head = model.get_output_embeddings()
         self.vocabulary_shard = head if isinstance(head, VocabularyShard) else None
         self._exact = exact
-        self.kv = KvCache(num_slots, self.device, shapes)
+        self.kv = self.cache_type(num_slots, self.device, shapes)
         # In bitwise mode logits are of the host: what is drawn there does not depend on the batch's shape.
         self._arena = Arena(self.device) if self._attention != "padded" and exact == "default" else None
         self._flashinfer = FlashInfer(self.device) if self._attention == "flashinfer" else None
@@ -144,7 +145,8 @@ class ModelRunner:
         """Compute all rows and fill their KV slots; logits of `logit_rows` (int64 [n], ascending), [n, vocab]."""
         if self._arena is not None:
             inputs = self.send(batch, logit_rows, row_tier(len(logit_rows)))
-            return self._of_whole_vocabulary(self.compute(inputs))[: len(logit_rows)]
+            logits = self.launch(inputs, None, lambda: self.compute_whole(inputs), may_record=False)
+            return logits[: len(logit_rows)]
         self.kv.settle()
         if self._exact == "bitwise":
             return self._of_whole_vocabulary(self._forward_tiles(batch, logit_rows)).cpu()
@@ -229,6 +231,10 @@ class ModelRunner:
         """The forward of inputs that are on the device; logits [num_logits, vocab], or with tensor parallelism those of
         `vocabulary_shard`. Launches only: it waits for nothing and reads nothing of the host. (`flashinfer` does.)"""
         return self._run(inputs.token_ids, inputs.positions, self._plan_on_device(inputs), inputs.logit_rows)
+
+    def compute_whole(self, inputs: DeviceInputs) -> torch.Tensor:
+        """As `compute`; logits [num_logits, vocab], also with tensor parallelism."""
+        return self._of_whole_vocabulary(self.compute(inputs))
 
     def _plan_on_device(self, inputs: DeviceInputs) -> AttentionPlan:
         if self._flashinfer is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -101,7 +102,42 @@ def least_of_ranks(value: int) -> int:
 _STOP = b"stop"
 
 
-class LeadingRank:
+class Leader:
+    """Rank 0's end of the ring, by which the other ranks hear what to do."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        """ring: of `join_group`."""
+        self._ring = ring
+        self._told_at = time.monotonic()
+
+    def tell(self, payload: bytes) -> None:
+        """To all other ranks, which get it from `told`. Raises RuntimeError if one has ended, TimeoutError if one
+        hangs."""
+        self._ring.write(payload, _ROUND_TIMEOUT.total_seconds())
+        self._told_at = time.monotonic()
+
+    def keep_alive(self) -> None:
+        """Raises RuntimeError if another rank has ended."""
+        if time.monotonic() - self._told_at > _KEEPALIVE_S:
+            self._ring.check_readers()
+            self.tell(b"")
+
+    def stop(self) -> None:
+        """End `told` on all other ranks."""
+        self.tell(_STOP)
+
+
+def told(ring: RingReader) -> Iterator[bytes]:
+    """What rank 0 tells, until it stops. ring: of `join_group`.
+
+    Raises RuntimeError if rank 0 is gone, TimeoutError if it is silent.
+    """
+    while (payload := ring.read(_ROUND_TIMEOUT.total_seconds())) != _STOP:
+        if payload:
+            yield payload
+
+
+class LeadingRank(Leader):
     """Rank 0: the worker loop's `Engine` of the whole group.
 
     A failed round ends the group: another rank may still be in a collective of it, and rank 0's next one would be
@@ -111,14 +147,13 @@ class LeadingRank:
 
     def __init__(self, engine: TargetEngine, ring: RingWriter) -> None:
         """ring: of `join_group`."""
+        super().__init__(ring)
         self._engine = engine
-        self._ring = ring
-        self._told_at = time.monotonic()
 
     def answer(self, batch: VerifyBatch, masks: MasksSource | None = None) -> VerifyResult:
         """Raises LinkError if masks do not come in time, EngineBroken when the round fails otherwise, on any rank."""
         try:
-            self._tell(encode_message(batch))
+            self.tell(encode_message(batch))
             return self._engine.verify(batch, None if masks is None else partial(self._pass_on, batch.round_id, masks))
         except LinkError:
             raise
@@ -130,27 +165,14 @@ class LeadingRank:
         try:
             found = masks()
         except LinkError as error:
-            self._tell(encode_message(Failure(round_id, type(error).__name__)))
+            self.tell(encode_message(Failure(round_id, type(error).__name__)))
             raise
-        self._tell(encode_message(found))
+        self.tell(encode_message(found))
         return found
 
     def clear(self) -> None:
         """Called when masks did not come: the other ranks clear their engines, too."""
         self._engine.clear()
-
-    def keep_alive(self) -> None:
-        """Raises RuntimeError if another rank has ended."""
-        if time.monotonic() - self._told_at > _KEEPALIVE_S:
-            self._ring.check_readers()
-            self._tell(b"")
-
-    def stop(self) -> None:
-        self._tell(_STOP)
-
-    def _tell(self, payload: bytes) -> None:
-        self._ring.write(payload, _ROUND_TIMEOUT.total_seconds())
-        self._told_at = time.monotonic()
 
 
 def follow(engine: TargetEngine, ring: RingReader) -> None:
@@ -158,11 +180,8 @@ def follow(engine: TargetEngine, ring: RingReader) -> None:
 
     Raises RuntimeError if another rank is gone, TimeoutError if rank 0 is silent.
     """
-    while True:
-        payload = ring.read(_ROUND_TIMEOUT.total_seconds())
-        if payload == _STOP:
-            return
-        message = decode_message(payload) if payload else None
+    for payload in told(ring):
+        message = decode_message(payload)
         if isinstance(message, VerifyBatch):
             masks = partial(_read_masks, ring) if message.masks_follow else None
             try:

@@ -192,6 +192,26 @@ def check_tensor_parallel(source: ModelSource, ranks: int) -> None:
     check_own_plan(source.spec, text, stored_quantization(text), ranks)
 
 
+def check_draft_ranks(source: ModelSource, ranks: int) -> None:
+    """Raises ModelError for a draft model that is not shared out over so many ranks."""
+    if ranks == 1:
+        return
+    refuse_encoder(source, f"tensor_parallel {ranks}")
+    config = load_config(source)
+    if has_recurrent_state(config):
+        raise ModelError(
+            f"model {source.spec!r}: {config.model_type} has a recurrent state; a draft model must have none"
+        )
+    check_whole_vocabulary(source, ranks)
+    check_tensor_parallel(source, ranks)
+
+
+def check_whole_vocabulary(source: ModelSource, ranks: int) -> None:
+    """Raises ModelError for a reduced vocabulary on several ranks."""
+    if source.vocab_map_path is not None and ranks > 1:
+        raise ModelError(f"tensor_parallel is {ranks}; model {source.spec!r} has a reduced vocabulary, which needs 1")
+
+
 def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     """The model's tokenizer with its chat template, if it has one. Raises ModelError."""
     from transformers import AutoTokenizer
@@ -296,9 +316,11 @@ def load_draft_model(
     dtype: Dtype = "float32",
     device: str = "cpu",
     *,
+    tensor_parallel: int = 1,
     quantization: Quantization = "none",
 ) -> DraftModel:
     """Load a draft model. If its directory has a vocabulary map, only those rows of the output layer are kept.
+    tensor_parallel: as for `load_model`; more than 1 needs a model of which `check_draft_ranks` says nothing.
 
     The map is `token_ids`, int32 or int64 [Vd], strictly increasing, in vocab_map.safetensors. Logits then have Vd
     columns. Raises ModelError.
@@ -309,7 +331,8 @@ def load_draft_model(
 
     path = source.vocab_map_path
     if path is None:
-        return DraftModel(load_model(source, dtype, device, quantization=quantization), token_ids=None)
+        model = load_model(source, dtype, device, tensor_parallel=tensor_parallel, quantization=quantization)
+        return DraftModel(model, token_ids=None)
     # The output layer is quantized last, because rows are selected from the original weights.
     model = _load_model(source, dtype, device, quantization=quantization, keep_head=True)
     head = model.get_output_embeddings()

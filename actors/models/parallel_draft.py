@@ -67,10 +67,16 @@ def silence_mask_token(model: PreTrainedModel, mask_token: int, token_ids: torch
     """Set the logit of the mask token to -inf, in place, so that it is never a guess. token_ids: see `DraftModel`."""
     import torch
 
+    from actors.models.shards import VocabularyShard
+
     head = model.get_output_embeddings()
     column = mask_token if token_ids is None else int(torch.searchsorted(token_ids, mask_token))
     if column >= head.out_features or (token_ids is not None and int(token_ids[column]) != mask_token):
         return
+    if isinstance(head, VocabularyShard):
+        head, column = head.linear, column - head.first_id
+        if not 0 <= column < head.out_features:
+            return  # another rank has it
     bias = torch.zeros(head.out_features, dtype=model.dtype, device=model.device) if head.bias is None else head.bias
     bias = bias.clone()
     bias[column] = -torch.inf
