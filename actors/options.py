@@ -153,8 +153,8 @@ class DraftOptions(ModelOptions):
     none on CPUs, where the work would slow down a target on the same machine."""
     lookahead: LookaheadOptions = LookaheadOptions()
     gpus: Annotated[float, Field(ge=0.01, le=1)] | None = None
-    """Share of a GPU that a draft worker takes, also of its memory. null: all of it, but less where `paceline serve`
-    finds too few GPUs."""
+    """Share of a GPU that a draft worker, or a rank of one, takes, also of its memory. null: all of it, but less where
+    `paceline serve` finds too few GPUs for workers of one rank."""
 
 
 class DraftPoolOptions(DraftOptions):
@@ -164,11 +164,23 @@ class DraftPoolOptions(DraftOptions):
     """Draft workers, at least."""
     max_workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Draft workers, at most: see `autoscaling`. null: always `workers`."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks of a draft worker, on one node. More than 1 share the draft model; each has a GPU of its own, or more than
+    half of one."""
 
     @model_validator(mode="after")
     def _workers_in_range(self) -> DraftPoolOptions:
         if self.max_workers is not None and not 1 <= self.workers <= self.max_workers:
             raise ValueError(f"workers is {self.workers}, it must be from 1 to max_workers, {self.max_workers}")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_are_apart(self) -> DraftPoolOptions:
+        if self.tensor_parallel > 1 and self.gpus is not None and self.gpus <= 0.5:
+            raise ValueError(
+                f"gpus is {self.gpus:g} with tensor_parallel {self.tensor_parallel}; it must be above 0.5, so that no "
+                "two ranks are on one GPU"
+            )
         return self
 
     @property

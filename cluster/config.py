@@ -58,6 +58,15 @@ class DraftConfig(DraftPoolOptions):
     deadline_ms: Annotated[float, Field(gt=0)] = 200.0
     """Milliseconds that a round waits for drafts; then it goes on without them."""
 
+    @model_validator(mode="after")
+    def _is_shared_out(self) -> DraftConfig:
+        if self.tensor_parallel > 1 and self.model == "auto":
+            raise ValueError(
+                f"tensor_parallel is {self.tensor_parallel} with model auto, whose reduced vocabulary needs 1; "
+                "name a model"
+            )
+        return self
+
 
 class DraftModelConfig(DraftPoolOptions):
     """A draft model beside `draft`, and its workers."""

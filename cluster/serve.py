@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from ray import serve
 
@@ -26,6 +27,7 @@ from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import (
     ModelInfo,
     check_attention,
+    check_draft_ranks,
     check_encoder_decoder,
     check_exact,
     check_tensor_parallel,
@@ -62,6 +64,7 @@ from cluster.text.tools.detect import format_of
 APPLICATION = "paceline"
 DIRECTORY = "paceline-directory"
 
+_Pool = TypeVar("_Pool", bound=DraftPoolOptions)
 _OUTCOMES_AHEAD = 8  # drafted for ahead by a GPU
 
 
@@ -73,6 +76,11 @@ class PlannedDraft:
     source: ModelSource
     device: str
     has_own_vocabulary: bool  # then its drafts go by way of the text
+
+
+def _cpus_of_drafts(options: DraftPoolOptions) -> float:
+    ranks = options.tensor_parallel
+    return options.most_workers * (0.5 if ranks == 1 else ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +102,8 @@ class ClusterPlan:
     def num_cpus(self) -> float:
         """CPUs that the actors ask of Ray."""
         groups = self.config.target.most_groups * (0.1 + self.config.target.tensor_parallel)
-        drafts = 0.5 * self.config.draft.most_workers if self.draft is not None else 0.0
-        drafts += 0.5 * sum(draft.options.most_workers for draft in self.more_drafts.values())
+        drafts = _cpus_of_drafts(self.config.draft) if self.draft is not None else 0.0
+        drafts += sum(_cpus_of_drafts(draft.options) for draft in self.more_drafts.values())
         return groups + drafts + 0.1 * (self.config.target.most_groups + self.config.gateway.replicas) + 1.1
 
     @property
@@ -159,6 +167,7 @@ def plan_cluster(
     check_attention(config.target, target_device)
     if draft is not None:
         check_attention(config.draft, draft_device)
+        check_draft_ranks(draft, config.draft.tensor_parallel)
     has_own = draft is not None and not builds_drafter and has_own_vocabulary(draft, source)
     return ClusterPlan(
         config=config,
@@ -204,6 +213,7 @@ def _planned_draft(
     device = choose(_device_of_ray(options.device))
     check_attention(options, device)
     source = resolve_model(options.model, home, progress)
+    check_draft_ranks(source, options.tensor_parallel)
     return PlannedDraft(options, source, device, has_own_vocabulary(source, target))
 
 
@@ -229,7 +239,8 @@ def _draft_model(
 
 
 def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:
-    """The plan with the share of a GPU that each rank and draft worker takes. nodes: GPUs of each node of the cluster.
+    """The plan with the share of a GPU that each rank and draft worker takes. Draft workers of several ranks take whole
+    ones. nodes: GPUs of each node of the cluster.
 
     With target.gpus and draft.gpus given, also of each of more_drafts, nothing is compared: nodes may be added later.
     Raises ConfigError where there are too few GPUs, which Ray would wait for silently, and where gpus is given for some
@@ -244,20 +255,26 @@ def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:
     }
     if plan.draft is not None and plan.draft_device.startswith("cuda"):
         drafts = {"draft": draft, **drafts}
-    given = {options.gpus for options in drafts.values()} or {draft.gpus}
+    singles = {section: options for section, options in drafts.items() if options.tensor_parallel == 1}
+    given = {options.gpus for options in singles.values()} or {draft.gpus}
     if len(given) > 1 and None in given:
-        raise ConfigError(f"gpus is given for some of {', '.join(drafts)}; give it for all of them, or for none")
+        raise ConfigError(f"gpus is given for some of {', '.join(singles)}; give it for all of them, or for none")
     draft_gpus = None if None in given else max(gpus for gpus in given if gpus is not None)
     if not (on_gpu or drafts) or (target.gpus is not None and draft_gpus is not None):
         return plan
-    fewest, most_workers = sum(o.workers for o in drafts.values()), sum(o.most_workers for o in drafts.values())
-    least = GpuDemand(target.groups * on_gpu, target.tensor_parallel, fewest)
-    most = GpuDemand(target.most_groups * on_gpu, target.tensor_parallel, most_workers)
+    fewest, most_workers = sum(o.workers for o in singles.values()), sum(o.most_workers for o in singles.values())
+    groups = [options for options in drafts.values() if options.tensor_parallel > 1]
+    least_groups = tuple(o.tensor_parallel for o in groups for _ in range(o.workers))
+    most_groups = tuple(o.tensor_parallel for o in groups for _ in range(o.most_workers))
+    least = GpuDemand(target.groups * on_gpu, target.tensor_parallel, fewest, least_groups)
+    most = GpuDemand(target.most_groups * on_gpu, target.tensor_parallel, most_workers, most_groups)
     shares = share_gpus(nodes, least, most, target.gpus, draft_gpus)
     if shares is None:
         needed = needed_gpus(least, target.gpus, draft_gpus)
         ranks = target.tensor_parallel
         together = f", {ranks} of them on one node for each target group" if ranks > 1 else ""
+        if least_groups:
+            together += f", {max(least_groups)} on one node for a draft worker"
         raise ConfigError(
             f"the configuration needs {needed} GPU(s){together}; this Ray cluster has {sum(nodes)} "
             f"on {len(nodes)} node(s). To wait for nodes that are added later, set target.gpus and draft.gpus"
@@ -266,14 +283,18 @@ def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:
     config = plan.config.model_copy(
         update={
             "target": target.model_copy(update={"gpus": shares.rank}),
-            "draft": draft.model_copy(update=update),
+            "draft": _shared(draft, update),
         }
     )
     more_drafts = {
-        name: replace(planned, options=planned.options.model_copy(update=update))
-        for name, planned in plan.more_drafts.items()
+        name: replace(planned, options=_shared(planned.options, update)) for name, planned in plan.more_drafts.items()
     }
     return replace(plan, config=config, more_drafts=more_drafts)
+
+
+def _shared(options: _Pool, update: dict[str, float]) -> _Pool:
+    """The options with their share of a GPU; a worker of several ranks has whole ones."""
+    return options.model_copy(update=update) if options.tensor_parallel == 1 else options
 
 
 def told_gpu_shares(plan: ClusterPlan) -> str | None:

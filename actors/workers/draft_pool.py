@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.util import get_current_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from actors.drafters.registry import OUROBOROS
 from actors.errors import ModelError, PacelineError, Unavailable
@@ -27,8 +29,10 @@ from actors.pool_names import deployment_of
 from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, replica_options
 from actors.workers.demand import DraftDemand
 from actors.workers.directory import DemandReader, DirectoryHandle, find_directory
+from actors.workers.gpus import SEE_ALL_GPUS, rank_device
 from actors.workers.model_changes import WantedModel
 from actors.workers.quiet_watch import LONGEST_LEAVE_S
+from actors.workers.rank_options import rank_bundle
 from actors.workers.settings import DraftSettings
 
 if TYPE_CHECKING:
@@ -55,6 +59,12 @@ class DraftReplica:
     ) -> None:
         if observability is not None:
             configure_logging(observability, "draft")
+        self._group: PlacementGroup | None = None  # of several ranks
+        if settings.options.tensor_parallel > 1:
+            device = rank_device(settings.options.device)
+            settings = replace(settings, options=settings.options.model_copy(update={"device": device}))
+            self._group = get_current_placement_group()
+        self._observability = observability
         self._configured = settings
         self._directory_name = directory_name
         self._directory: DirectoryHandle | None = None
@@ -75,7 +85,7 @@ class DraftReplica:
         batches = served.worker.loop.num_batches if served is not None else 0
         return {"process_id": os.getpid(), "serving": served is not None, "num_batches": batches}
 
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         served = self._served
         if self._error is not None:
             raise Unavailable(f"draft worker: {self._error}")
@@ -83,6 +93,8 @@ class DraftReplica:
             raise Unavailable(f"draft worker: {served.worker.failure}")
         if served is not None and served.worker.loop.turn_s > _TURN_LIMIT_S:
             raise Unavailable(f"draft worker: its loop has stood still for {served.worker.loop.turn_s:.1f} s")
+        if served is not None and served.ranks is not None:
+            await served.ranks.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Signals of `DraftPolicy`: this worker's busy share since the last call, the routers' demand, which is 0
@@ -151,7 +163,7 @@ class DraftReplica:
     def _load(self, settings: DraftSettings, number: int) -> None:
         from actors.workers.registered_draft import RegisteredDraft  # only where a model is loaded: it takes seconds
 
-        self._served = RegisteredDraft(settings, self._directory_name, number)
+        self._served = RegisteredDraft(settings, self._directory_name, number, self._group, self._observability)
         self._loaded, self._followed = settings, number
 
     def _follow(self, wanted: WantedModel) -> None:
@@ -207,7 +219,7 @@ class DraftReplica:
 
     def _settings_of(self, wanted: WantedModel) -> DraftSettings:
         """Raises ModelError where there is no such model, or it cannot draft here."""
-        from actors.models.loader import read_model_info, refuse_encoder
+        from actors.models.loader import check_draft_ranks, read_model_info, refuse_encoder
 
         source = self._configured.source
         if wanted.spec:
@@ -215,6 +227,7 @@ class DraftReplica:
         elif not source.path.is_dir():
             raise ModelError(f"draft model {source.spec!r}: {source.path} is not there yet")
         read_model_info(source)
+        check_draft_ranks(source, self._configured.options.tensor_parallel)
         if self._configured.needs_lookahead:
             refuse_encoder(source, f"drafter {OUROBOROS!r}")
         return replace(self._configured, source=source)
@@ -264,7 +277,11 @@ def draft_pool_application(
     scaling: AutoscalingConfig,
     observability: ObservabilityConfig | None = None,
 ) -> serve.Application:
-    """`workers` draft workers, or as many up to `max_workers` as `DraftPolicy` finds worth having."""
+    """`workers` draft workers, or as many up to `max_workers` as `DraftPolicy` finds worth having.
+
+    The placement group of a worker of several ranks has a bundle for each, the first one for the replica. When it is
+    removed, Ray kills the ranks, including hanging ones.
+    """
     options = settings.options
     gpus = (options.gpus or 1.0) if options.device.startswith("cuda") else 0
     limits = {
@@ -272,13 +289,20 @@ def draft_pool_application(
         "late_share": scaling.draft_late_share,
         "min_gain": scaling.draft_min_gain,
     }
+    actor_options: dict[str, object] = {"num_cpus": 0.5, "num_gpus": gpus}
+    placing: dict[str, object] = {}
+    if options.tensor_parallel > 1:
+        placing["placement_group_bundles"] = [rank_bundle(options)] * options.tensor_parallel
+        placing["placement_group_strategy"] = "STRICT_PACK"  # ranks exchange activations twice a layer
+        actor_options["runtime_env"] = {"env_vars": SEE_ALL_GPUS}
     deployment = serve.deployment(DraftReplica).options(
         name=deployment_of(settings.pool),
         **replica_options(options.workers, options.most_workers, scaling=scaling, policy=DraftPolicy, limits=limits),
-        ray_actor_options={"num_cpus": 0.5, "num_gpus": gpus},
+        ray_actor_options=actor_options,
         health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=0.1,  # there are no requests to wait for
         graceful_shutdown_timeout_s=LONGEST_LEAVE_S + _STOP_WITHIN_S + 10.0,
+        **placing,
     )
     return deployment.bind(settings, directory_name, observability)

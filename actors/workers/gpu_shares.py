@@ -25,10 +25,12 @@ class GpuDemand:
 
     groups: int  # target groups; 0: they run on CPUs
     tensor_parallel: int  # ranks of a group, all on one node
-    workers: int  # draft workers; 0: none, or on CPUs
+    workers: int  # draft workers of one rank; 0: none, or on CPUs
+    draft_groups: tuple[int, ...] = ()  # ranks of each draft worker of several, all on one node
 
     @property
     def ranks(self) -> int:
+        """Of target groups, beside which draft workers of one rank may be."""
         return self.groups * self.tensor_parallel
 
 
@@ -39,7 +41,8 @@ def share_gpus(
 
     nodes: GPUs of each node. least, most: the bounds of autoscaling. rank, draft: shares that are given; None: to be
     chosen. Ranks have GPUs of their own where the draft workers fit on the others; else the draft workers of a GPU have
-    a fifth of it together. None: not even `least` can be placed.
+    a fifth of it together. The ranks of a draft worker of several have GPUs of their own, whatever the shares. None:
+    not even `least` can be placed.
     """
     for demand in (most, least):
         for shares in _candidates(rank, draft):
@@ -65,7 +68,19 @@ def _candidates(rank: float | None, draft: float | None) -> Iterator[GpuShares]:
 
 def _can_be_placed(nodes: Sequence[int], demand: GpuDemand, shares: GpuShares) -> bool:
     rank, draft = round(shares.rank * _UNITS), round(shares.draft * _UNITS)
-    if sum(gpus // demand.tensor_parallel for gpus in nodes) < demand.groups:
+    if not _have_nodes(nodes, [*[demand.tensor_parallel] * demand.groups, *demand.draft_groups]):
         return False
-    alone = (sum(nodes) - demand.ranks) * (_UNITS // draft)
+    alone = (sum(nodes) - demand.ranks - sum(demand.draft_groups)) * (_UNITS // draft)
     return demand.workers <= alone + demand.ranks * ((_UNITS - rank) // draft)
+
+
+def _have_nodes(nodes: Sequence[int], groups: Sequence[int]) -> bool:
+    """Whether groups of so many ranks are placed, each on one node and each rank on a GPU of its own: the largest
+    first, where the fewest GPUs stay free."""
+    free = list(nodes)
+    for ranks in sorted(groups, reverse=True):
+        fitting = [node for node, gpus in enumerate(free) if gpus >= ranks]
+        if not fitting:
+            return False
+        free[min(fitting, key=free.__getitem__)] -= ranks
+    return True

@@ -7,21 +7,19 @@ import logging
 import os
 import secrets
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray import serve
 from ray.util import get_current_placement_group, get_node_ip_address
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
-from actors.options import TargetGroupOptions
 from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, replica_options
 from actors.workers.directory import DemandReader, WorkerEntry
-from actors.workers.gpus import SEE_ALL_GPUS, rank_device
+from actors.workers.gpus import rank_device
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
+from actors.workers.rank_options import rank_bundle, rank_options
 from actors.workers.registration import Registration
 from actors.workers.settings import TargetSettings
 
@@ -60,17 +58,6 @@ def check_ranks(ranks: list[RankHealth], batch_limit_s: float) -> None:
                 f"target rank {rank}: its loop has stood still for {health.turn_s:.1f} s, outside of a batch; "
                 f"the limit is {batch_limit_s:g} s"
             )
-
-
-def rank_options(options: TargetGroupOptions, group: PlacementGroup | None, rank: int) -> dict[str, Any]:
-    """Ray's options of a rank's actor. In a placement group, bundle 0 is the replica's."""
-    on_gpu = options.device.startswith("cuda")
-    asked: dict[str, Any] = {"num_cpus": 0 if on_gpu else 1, "max_concurrency": 4}
-    if on_gpu:
-        asked |= {"num_gpus": options.gpus or 1.0, "runtime_env": {"env_vars": SEE_ALL_GPUS}}
-    if group is not None:
-        asked["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, rank + 1)
-    return asked
 
 
 class TargetRank:
@@ -152,7 +139,7 @@ class TargetGroup:
         remote_rank = ray.remote(TargetRank)
         self._ranks = []
         for rank in range(settings.options.tensor_parallel):
-            options = rank_options(settings.options, group, rank)
+            options = rank_options(settings.options, group, rank + 1)
             self._ranks.append(remote_rank.options(**options).remote(settings, rank, incarnation, observability))
         try:
             async with asyncio.timeout(settings.options.start_timeout_s):
@@ -229,12 +216,11 @@ def target_group_application(
     options = settings.options
     scaling = scaling or AutoscalingConfig()
     limits = {"queue_s": scaling.target_queue_s, "used_share": scaling.target_used_share}
-    bundle = {"GPU": options.gpus or 1.0, "CPU": 1.0} if options.device.startswith("cuda") else {"CPU": 1.0}
     deployment = serve.deployment(TargetGroup).options(
         name="TargetGroup",
         **replica_options(options.groups, options.most_groups, scaling=scaling, policy=TargetPolicy, limits=limits),
         ray_actor_options={"num_cpus": 0.1},
-        placement_group_bundles=[{"CPU": 0.1}, *([bundle] * options.tensor_parallel)],
+        placement_group_bundles=[{"CPU": 0.1}, *([rank_bundle(options)] * options.tensor_parallel)],
         placement_group_strategy="STRICT_PACK",  # ranks exchange activations twice a layer
         health_check_period_s=1.0,
         health_check_timeout_s=options.health_timeout_s + 5.0,

@@ -134,6 +134,7 @@ def running(
     exact: str,
     tensor_parallel: int,
     draft_workers: int,
+    draft_ranks: int = 1,
     health_timeout_s: float = 5.0,
     eagle_head: str = "none",
     **router: int,
@@ -153,6 +154,7 @@ def running(
             "draft": {
                 "model": str(model_dirs[1]),
                 "workers": draft_workers,
+                "tensor_parallel": draft_ranks,
                 "device": "cpu",
                 "kv_cache_tokens": 16384,
             },
@@ -375,12 +377,19 @@ class TestExactCluster:
 
 
 class TestTensorParallelCluster:
-    """Two ranks: the loss of one is the loss of the group, and no stream notices but for the pause."""
+    """Two ranks of the target and of its draft worker: the loss of one is the loss of its group, and no stream notices
+    but for the pause."""
 
     @pytest.fixture(scope="class")
     def cluster(self, ray_here, ports, model_dirs):
         with running(
-            model_dirs, ports, exact="default", tensor_parallel=2, draft_workers=0, health_timeout_s=1.0
+            model_dirs,
+            ports,
+            exact="default",
+            tensor_parallel=2,
+            draft_workers=1,
+            draft_ranks=2,
+            health_timeout_s=1.0,
         ) as cluster:
             yield cluster
 
@@ -388,6 +397,17 @@ class TestTensorParallelCluster:
     def wanted(self, model_dirs) -> list[str]:
         oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
         return [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=80, ignore_eos=True)]
+
+    def test_a_draft_rank_that_dies_in_the_middle_of_streams_costs_and_repeats_no_token(self, cluster, wanted):
+        seen = threading.Semaphore(0)
+        (process,) = ray_processes("DraftRank")
+        with ThreadPoolExecutor(4) as pool:
+            streams = [pool.submit(cluster.stream, p, seen.release, max_tokens=80) for p in PROMPTS[:4]]
+            for _ in range(12):
+                assert seen.acquire(timeout=30)
+            os.kill(process, signal.SIGKILL)
+            assert [stream.result() for stream in streams] == wanted
+        assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model") > 0
 
     def test_constrained_text_is_that_of_one_process(self, cluster, model_dirs):
         oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)

@@ -1,15 +1,19 @@
 """A draft model on two ranks drafts what it drafts on one, and ends as one.
 
-Covers `actors.draft_model.rank_forwards`.
+Covers `actors.draft_model.rank_forwards`, `actors.workers.draft_ranks`, `actors.workers.rank_options`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -26,9 +30,15 @@ from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta
 from actors.models.loader import check_draft_ranks
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from actors.options import DraftOptions
+from cluster.config import ClusterConfig
+from cluster.offline.engine import LocalEngine
+from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.drafting import paths_of
 from paceline_testing.integrity import check_integrity
 from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
+from paceline_testing.ray_processes import ray_processes
+from paceline_testing.right_drafts import target_and_right_draft
+from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_tiny_model
 
 VOCAB, MASK = 193, 192
@@ -179,3 +189,66 @@ def test_what_is_not_shared_out_is_refused_by_name(models, tmp_path):
     for kind, what in (("gpt2", "gpt2 has no tensor-parallel plan"), ("t5", "t5 has an encoder; tensor_parallel 2")):
         with pytest.raises(ModelError, match=what):
             check_draft_ranks(source_of(save_tiny_model(tmp_path / kind, kind, 1)), 2)
+
+
+PROMPT, NEW_TOKENS = "oak and oak", 80
+
+
+def text_of(url: str, in_the_middle=lambda: None) -> str:
+    """A streamed answer. in_the_middle: called after some of it."""
+    body = {"prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    pieces: list[str] = []
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
+                if len(pieces) == 3:
+                    in_the_middle()
+    return "".join(pieces)
+
+
+def num_drafted(url: str) -> float:
+    page = httpx.get(f"{url}/metrics", timeout=30).text
+    return value_of(page, "paceline_spec_decode_num_draft_tokens_total", source="draft_model")
+
+
+def check_return(url: str, wanted: str, before: int) -> None:
+    """Another worker drafts."""
+    wait_for(lambda: ray_processes("DraftRank") not in ([], [before]), "another rank")
+    drafted = num_drafted(url)
+    wait_for(lambda: text_of(url) == wanted and num_drafted(url) > drafted, "drafts")
+
+
+@pytest.mark.slow  # a group takes seconds to start, and a hanging one to be found
+def test_a_draft_rank_that_dies_or_hangs_costs_no_token_and_comes_back_and_both_change_the_model(
+    ray_here, ports, tmp_path
+):
+    target, draft = target_and_right_draft(tmp_path)
+    other = shutil.copytree(draft, draft.with_name("other"))
+    (wanted,) = LocalEngine(str(target), drafters=("none",), device="cpu", kv_cache_tokens=8192).generate(
+        [PROMPT], max_new_tokens=NEW_TOKENS, ignore_eos=True
+    )
+    on_cpu = {"device": "cpu", "kv_cache_tokens": 8192}
+    config = ClusterConfig.model_validate(
+        {
+            "target": {"model": str(target), **on_cpu},
+            "draft": {"model": str(draft), "tensor_parallel": 2, **on_cpu},
+            "speculation": {"drafters": ["draft_model"]},
+            "gateway": ports,
+            "cache": {"url": "none"},
+        }
+    )
+    with deployed(config) as url:
+        wait_for(lambda: text_of(url) == wanted.text and num_drafted(url) > 0, "drafts")
+        for fault in (signal.SIGKILL, signal.SIGSTOP):
+            (process,) = ray_processes("DraftRank")
+            assert text_of(url, lambda fault=fault, process=process: os.kill(process, fault)) == wanted.text
+            check_return(url, wanted.text, process)
+        (process,) = ray_processes("DraftRank")
+        replicas = ray_processes("ServeReplica:paceline:DraftPool")
+        done = scale("draft", "--model", str(other), "--wait-s", "100")
+        assert done.stdout.endswith("draft workers: 1 run it\n"), done.stderr
+        check_return(url, wanted.text, process)
+        done = scale("draft", "--model", str(save_tiny_model(tmp_path / "odd", "gpt2", 1)), "--wait-s", "100")
+        assert "gpt2 has no tensor-parallel plan" in done.stderr
+        assert ray_processes("ServeReplica:paceline:DraftPool") == replicas

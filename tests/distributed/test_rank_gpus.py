@@ -15,7 +15,7 @@ from ray.util import placement_group, remove_placement_group
 from actors.options import TargetGroupOptions
 from actors.workers.gpu_shares import GpuDemand, share_gpus
 from actors.workers.gpus import rank_device, use_device
-from actors.workers.target_group import rank_options
+from actors.workers.rank_options import rank_options
 from cluster.cli.ray_connection import gpus_of_nodes
 
 PATIENCE_S = 120.0
@@ -48,7 +48,7 @@ def ranks_of(options: TargetGroupOptions) -> Iterator[list[ActorHandle]]:
     group = placement_group(bundles, strategy="STRICT_PACK")
     ray.get(group.ready(), timeout=60)
     ranks = range(options.tensor_parallel)
-    actors = [ray.remote(Rank).options(**rank_options(options, group, rank)).remote() for rank in ranks]
+    actors = [ray.remote(Rank).options(**rank_options(options, group, rank + 1)).remote() for rank in ranks]
     try:
         yield actors
     finally:

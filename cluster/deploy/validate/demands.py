@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from actors.options import DraftPoolOptions
 from actors.pool_names import DRAFT_POOL, deployment_of
 from cluster.config import ClusterConfig
 from cluster.deploy.validate.capacity import Demand
@@ -27,12 +28,15 @@ def cluster_demands(config: ClusterConfig) -> list[Demand]:
         Demand("TargetGroup", ({"CPU": 0.1}, *(rank for _ in range(config.target.tensor_parallel))), True, groups),
     ]
     if config.draft.workers > 0 and config.draft.model != "none":
-        gpus = (config.draft.gpus or 1.0) if config.draft.device.startswith("cuda") else 0.0
-        demands.append(Demand(DRAFT_POOL, ({"CPU": 0.5, "GPU": gpus},)))
-    for pool, options in config.more_drafts.items():
-        gpus = (options.gpus or 1.0) if options.device.startswith("cuda") else 0.0
-        demands.append(Demand(deployment_of(pool), ({"CPU": 0.5, "GPU": gpus},)))
+        demands.append(_draft_demand(DRAFT_POOL, config.draft))
+    demands += [_draft_demand(deployment_of(pool), options) for pool, options in config.more_drafts.items()]
     return demands
+
+
+def _draft_demand(name: str, options: DraftPoolOptions) -> Demand:
+    gpus = (options.gpus or 1.0) if options.device.startswith("cuda") else 0.0
+    ranks = options.tensor_parallel
+    return Demand(name, ({"CPU": 0.5 if ranks == 1 else 1.0, "GPU": gpus},) * ranks, on_one_node=ranks > 1)
 
 
 def demands_of(config: dict[str, Any]) -> Iterator[Demand]:

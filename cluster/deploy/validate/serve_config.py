@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from actors.pool_names import pool_of_deployment
+from actors.pool_names import FIRST_POOL, pool_of_deployment
 from cluster.deploy.validate.capacity import check_capacity, node_kinds
 from cluster.deploy.validate.cluster_files import check_config
 from cluster.deploy.validate.demands import BUILDER, DEPLOYMENTS, demands_of
@@ -158,20 +158,28 @@ def _check_applications(config: dict[str, Any]) -> Iterator[Inner]:
             if port is not None and own is not None and str(port) != str(own):
                 what = f"{port}; gateway.{field} of the application is {own}"
                 yield "serve-deployment", (options, "port"), what
-        ranks = (
-            int(found) if (found := str(at(application, "args", "target", "tensor_parallel") or 1)).isdigit() else None
-        )
         for index, deployment in items(application, "deployments"):
             name, place = deployment.get("name"), (*where, "deployments", index)
             if isinstance(name, str) and name not in DEPLOYMENTS and pool_of_deployment(name) is None:
                 what = f"the application has no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
                 yield "serve-deployment", (*place, "name"), what
-            bundles = items(deployment, "placement_group_bundles")
-            if name == "TargetGroup" and bundles and ranks is not None and len(bundles) != ranks + 1:
-                what = (
-                    f"{len(bundles)} bundles; tensor_parallel {ranks} needs one for each rank and one for their shell"
-                )
-                yield "serve-deployment", (*place, "placement_group_bundles"), what
+            bundles = len(items(deployment, "placement_group_bundles"))
+            if problem := _bundles_problem(application, name, bundles):
+                yield "serve-deployment", (*place, "placement_group_bundles"), problem
+
+
+def _bundles_problem(application: dict[str, Any], name: object, bundles: int) -> str | None:
+    """What is wrong with the number of a deployment's bundles, 0 where it gives none."""
+    pool = pool_of_deployment(name) if isinstance(name, str) else None
+    if pool is None and name != "TargetGroup":
+        return None
+    section = ("target",) if pool is None else ("draft",) if pool == FIRST_POOL else ("more_drafts", pool)
+    ranks = str(at(application, "args", *section, "tensor_parallel") or 1)
+    has_shell = pool is None
+    if not bundles or not ranks.isdigit() or bundles == int(ranks) + has_shell:
+        return None
+    shell = " and one for their shell" if has_shell else ""
+    return f"{bundles} bundles; tensor_parallel {ranks} needs one for each rank{shell}"
 
 
 def _check_code(value: Any, where: Location) -> Iterator[Inner]:

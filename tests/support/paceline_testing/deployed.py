@@ -48,7 +48,7 @@ def end_application() -> None:
     with suppress(ValueError):  # no cluster was deployed
         ray.kill(ray.get_actor(DIRECTORY))
     deadline = time.monotonic() + 30
-    while ray_processes("ServeReplica:") or ray_processes("TargetRank"):
+    while any(map(ray_processes, ("ServeReplica:", "TargetRank", "DraftRank"))):
         assert time.monotonic() < deadline, "processes of the cluster are left"
         time.sleep(0.2)
 

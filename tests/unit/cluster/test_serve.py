@@ -13,8 +13,8 @@ from actors.models.catalog import resolve_model
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
 from actors.workers.draft_pool import draft_pool_application
+from actors.workers.rank_options import rank_options
 from actors.workers.settings import DraftSettings
-from actors.workers.target_group import rank_options
 from cluster.config import CacheConfig, ClusterConfig, DraftConfig, RouterConfig, SpeculationConfig
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application

@@ -3,6 +3,7 @@
 Covers `actors.workers.draft_pool`.
 """
 
+import asyncio
 import shutil
 import threading
 import time
@@ -91,7 +92,7 @@ def test_one_model_at_a_time_is_in_memory_and_one_that_cannot_be_loaded_is_refus
     assert "broken" in reason
     time.sleep(0.3)  # it looks again
     assert len(replica.loads) == 4
-    replica.check_health()
+    asyncio.run(replica.check_health())
 
 
 def test_a_directory_that_restarts_during_a_change_gives_nobody_else_a_turn_until_it_is_over(replica, models):
