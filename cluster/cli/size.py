@@ -37,7 +37,11 @@ def size(
     concurrency: int = typer.Option(1, min=1, max=4096, help="Requests at once."),
     context: int = typer.Option(None, min=1, help="Cached tokens of a request, prompt and answer; 4096."),
     draft: str = typer.Option(None, help="A draft model, as --target, beside the drafters on the router's CPU."),
-    draft_gpu: str = typer.Option(None, metavar="NAME", help="GPU of a draft worker; by default the target's kind."),
+    draft_gpu: str = typer.Option(
+        None,
+        metavar="NAME[:NUMBER]",
+        help="GPUs that share a draft model; by default one of the target's kind.",
+    ),
     draft_dtype: Dtype = typer.Option(None, case_sensitive=False, help="Of the draft model's weights; bfloat16."),
     eagle_head: str = typer.Option(
         None, metavar="DIRECTORY", help="An EAGLE head beside the target; mtp: its own; assume: one of its width."
@@ -75,7 +79,7 @@ def size(
 
     The formulas are in docs/sizing.md. Exit status 1 if it does not fit.
     """
-    asked = Namespace(**locals(), more_drafts={})
+    asked = Namespace(**locals(), more_drafts={}, draft_ranks={})
     measured = parse_row_times(row_times)
     from cluster.cli.output import print_json
     from cluster.config import load_config

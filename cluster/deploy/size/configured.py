@@ -32,7 +32,7 @@ class Configured:
 
 
 def fill_in(asked: Namespace, config: ClusterConfig) -> Namespace:
-    """The command's options, completed by a configuration: models, dtypes and number of GPUs that are None there are
+    """The command's options, completed by a configuration: models, dtypes and numbers of GPUs that are None there are
     taken from here, except models that the configuration's drafters do not use. A directory stands for the known model
     of its name, if there is one."""
     target, draft, given, places, drafts = config.target, config.draft, vars(asked), _places(config), _drafts(config)
@@ -49,8 +49,9 @@ def fill_in(asked: Namespace, config: ClusterConfig) -> Namespace:
         for section, one in drafts.items()
         if section != FIRST_POOL
     }
+    draft_ranks = {section: one.tensor_parallel for section, one in drafts.items()}
     filled = {key: known[key] for key in known if given[key] is None}
-    return Namespace(**{**given, "gpus": gpus, **filled, "more_drafts": more_drafts})
+    return Namespace(**{**given, "gpus": gpus, **filled, "more_drafts": more_drafts, "draft_ranks": draft_ranks})
 
 
 def judged(sizing: Sizing, config: ClusterConfig) -> Configured:
@@ -59,13 +60,13 @@ def judged(sizing: Sizing, config: ClusterConfig) -> Configured:
     speed = sizing_of(_as_configured(deployment, config)).cheapest
 
     def by_price(one: Speed) -> float:
-        return one.tokens_per_s / deployment.price(one.draft_workers)
+        return one.tokens_per_s / deployment.price(one.draft_gpus)
 
     better = [
         one
         for one in sizing.speeds
         if by_price(one) > WORTHWHILE_GAIN * by_price(speed)
-        or (one.draft_workers <= speed.draft_workers and one.tokens_per_s > WORTHWHILE_GAIN * speed.tokens_per_s)
+        or (one.draft_gpus <= speed.draft_gpus and one.tokens_per_s > WORTHWHILE_GAIN * speed.tokens_per_s)
     ]
     return Configured(speed, tuple(sorted(better, key=by_price, reverse=True)))
 

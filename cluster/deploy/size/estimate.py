@@ -25,6 +25,7 @@ class Speed:
     drafting: Drafting
     section: str | None  # of the draft model in the configuration; None: there are no draft workers
     draft_workers: int
+    draft_gpus: int  # of all workers
     draft_tokens: int  # a sequence and round
     tokens_per_round: float  # per sequence
     round_s: float
@@ -40,7 +41,7 @@ class DraftPool:
     """A draft model, on workers of its own."""
 
     section: str  # of the configuration: draft, or more_drafts.NAME
-    model: PlacedModel  # on a worker's GPU
+    model: PlacedModel  # on a worker's GPUs
     most_levels: int = MAX_DRAFT_TOKENS  # tried where draft_tokens is None: gamma
     acceptance: float  # probability that a guess is right, in [0, 1]
     outcomes: int  # that a worker drafts for ahead; 0: none
@@ -88,10 +89,10 @@ class Deployment:
             return self.seconds_of_rows(rows) + self.link_s
         return self.target.forward_time(rows, self.concurrency, self.context).total_s + self.link_s
 
-    def price(self, workers: int) -> float:
+    def price(self, draft_gpus: int) -> float:
         """The price of an hour; without prices, the number of GPUs."""
         gpu_hour = self.gpu_hour or 1.0
-        return self.target.count * gpu_hour + workers * (self.draft_gpu_hour or gpu_hour)
+        return self.target.count * gpu_hour + draft_gpus * (self.draft_gpu_hour or gpu_hour)
 
     def speed(
         self,
@@ -101,23 +102,25 @@ class Deployment:
         *,
         tokens: float,
         round_s: float,
-        section: str | None = None,
+        pool: DraftPool | None = None,
     ) -> Speed:
         """Rounds of `round_s` seconds with `tokens` tokens a sequence."""
         stream = tokens / round_s
+        draft_gpus = workers * (0 if pool is None else pool.model.count)
         all_streams = stream * self.concurrency
         return Speed(
             drafting=drafting,
-            section=section,
+            section=None if pool is None else pool.section,
             draft_workers=workers,
+            draft_gpus=draft_gpus,
             draft_tokens=drafts,
             tokens_per_round=tokens,
             round_s=round_s,
             tokens_per_s=all_streams,
             tokens_per_s_stream=stream,
             ratio=stream * self.verify_s(0),
-            tokens_per_s_gpu=all_streams / (self.target.count + workers),
-            cost_per_million=self.gpu_hour and self.price(workers) / (all_streams * 3600.0) * 1e6,
+            tokens_per_s_gpu=all_streams / (self.target.count + draft_gpus),
+            cost_per_million=self.gpu_hour and self.price(draft_gpus) / (all_streams * 3600.0) * 1e6,
         )
 
 
@@ -142,7 +145,7 @@ def sizing_of(deployment: Deployment) -> Sizing:
         forward=target.forward_time(count, count, deployment.context),
         free_rows=target.free_rows(),
         speeds=speeds,
-        cheapest=max(speeds, key=lambda speed: speed.tokens_per_s / deployment.price(speed.draft_workers)),
+        cheapest=max(speeds, key=lambda speed: speed.tokens_per_s / deployment.price(speed.draft_gpus)),
         fastest=next(speed for speed in speeds if speed.tokens_per_s * WORTHWHILE_GAIN >= best),
     )
 
@@ -185,7 +188,7 @@ def _speeds_of_pool(deployment: Deployment, pool: DraftPool) -> Iterator[Speed]:
         _, rows = _draft_forwards(pool, most, sequences * max(1, pool.outcomes))
         if pool.model.memory(rows, sequences, deployment.context).fits:
             rounds = partial(_rounds_of_workers, pool=pool, sequences=sequences)
-            yield from _best_lengths(deployment, workers, pool.most_levels, rounds, pool.section)
+            yield from _best_lengths(deployment, workers, pool.most_levels, rounds, pool)
 
 
 _Rounds = Iterator[tuple[Drafting, float, float]]  # (way, expected tokens of a sequence, seconds) of a round
@@ -196,13 +199,13 @@ def _best_lengths(
     workers: int,
     limit: int,
     rounds: Callable[[Deployment, int], _Rounds],
-    section: str | None = None,
+    pool: DraftPool | None = None,
 ) -> list[Speed]:
     """The fastest number of draft tokens, at most `limit`, of each way to draft. rounds: by number of draft tokens."""
     best: dict[Drafting, Speed] = {}
     for drafts in deployment.lengths(limit):
         for drafting, tokens, round_s in rounds(deployment, drafts):
-            speed = deployment.speed(drafting, workers, drafts, tokens=tokens, round_s=round_s, section=section)
+            speed = deployment.speed(drafting, workers, drafts, tokens=tokens, round_s=round_s, pool=pool)
             if drafting not in best or speed.tokens_per_s > best[drafting].tokens_per_s:
                 best[drafting] = speed
     return list(best.values())

@@ -122,17 +122,22 @@ def _target(asked: Namespace, known: Mapping[str, Gpu]) -> PlacedModel:
 def _pools(
     asked: Namespace, known: Mapping[str, Gpu], target: PlacedModel, acceptance: Mapping[str, float]
 ) -> Iterator[DraftPool]:
-    """The draft models, by default each on one GPU of the target's kind. acceptance: by section."""
-    placed = replace(target, count=1, kv_dtype="auto")
+    """The draft models, by default each on one GPU of the target's kind, or on as many as it has ranks. acceptance: by
+    section."""
+    placed, is_counted = replace(target, count=1, kv_dtype="auto"), False
     if asked.draft_gpu is not None:
         device, gpu, count = parse_gpus(asked.draft_gpu, "--draft-gpu", known)
-        placed = replace(placed, device=device, gpu=gpu, count=count)
+        placed, is_counted = replace(placed, device=device, gpu=gpu, count=count), ":" in asked.draft_gpu
     first = {} if asked.draft is None else {FIRST_POOL: (asked.draft, asked.draft_dtype)}
     for section, (spec, dtype) in {**first, **asked.more_drafts}.items():
         shape = find_model(spec, "--draft" if section == FIRST_POOL else f"{section}.model")
+        count = placed.count if is_counted else asked.draft_ranks.get(section, 1)
+        if shape.num_heads % count:
+            limit = f"{shape.name} has {shape.num_heads} attention heads, which {count} GPUs cannot share evenly"
+            raise InvalidRequest("--draft-gpu", asked.draft_gpu or count, limit)
         yield DraftPool(
             section=section,
-            model=replace(placed, shape=shape, dtype=dtype or _DTYPE),
+            model=replace(placed, shape=shape, count=count, dtype=dtype or _DTYPE),
             acceptance=acceptance[section],
             outcomes=_AHEAD if asked.draft_ahead is None else asked.draft_ahead,
             max_workers=asked.max_draft_workers,

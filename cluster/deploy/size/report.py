@@ -108,7 +108,8 @@ def settings(sizing: Sizing) -> dict[str, object]:
     if speed.draft_workers:
         (pool,) = (pool for pool in deployment.pools if pool.section == speed.section)
         ahead = pool.outcomes if speed.drafting == "one round ahead" else 0
-        own = {"workers": speed.draft_workers, "gamma": drafts, "ahead": ahead}
+        ranks = pool.model.count if pool.model.count > 1 else None
+        own = {"workers": speed.draft_workers, "tensor_parallel": ranks, "gamma": drafts, "ahead": ahead}
         values |= {f"{pool.section}.{key}": value for key, value in own.items()}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -166,7 +167,7 @@ def _speeds(sizing: Sizing) -> Table:
     rows: list[tuple[str, ...]] = []
     for speed in sizing.speeds:
         if speed.draft_workers <= last:
-            row = [_drafting(speed), str(speed.draft_workers), str(speed.draft_tokens), f"{speed.tokens_per_round:.2f}"]
+            row = [_drafting(speed), str(speed.draft_gpus), str(speed.draft_tokens), f"{speed.tokens_per_round:.2f}"]
             row += [_ms(speed.round_s), f"{speed.tokens_per_s_stream:,.0f}", f"{speed.tokens_per_s:,.0f}"]
             row += [f"{speed.ratio:.2f}", f"{speed.tokens_per_s_gpu:,.0f}", f"{speed.cost_per_million or 0:.3f}"]
             rows.append(tuple(row[:columns]))

@@ -38,6 +38,12 @@
 {{- if and (gt $gpus 0) (lt $gpus $ranks) -}}
 {{- fail (printf "target.resources.limits has %d GPUs; config.target.tensor_parallel %d needs as many in one pod" $gpus $ranks) -}}
 {{- end -}}
+{{- $draftGpus := include "paceline.gpus" $values.draft | int -}}
+{{- $draftRanks := 1 -}}
+{{- range (include "paceline.draftPools" . | fromYaml).pools }}{{ $draftRanks = max $draftRanks (int (default 1 .tensor_parallel)) }}{{ end -}}
+{{- if and (gt $draftGpus 0) (lt $draftGpus $draftRanks) -}}
+{{- fail (printf "draft.resources.limits has %d GPUs; tensor_parallel %d of a draft worker needs as many in one pod" $draftGpus $draftRanks) -}}
+{{- end -}}
 {{- range $group := list "target" "draft" -}}
 {{- $has := gt (include "paceline.gpus" (get $values $group) | int) 0 -}}
 {{- $device := get (get $config $group) "device" -}}

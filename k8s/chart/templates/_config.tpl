@@ -53,7 +53,7 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- end }}
 
 {{/* CPUs that Ray schedules on a pod: dict root, group. One for each router and gateway, half of it for the one that
-takes its place in an upgrade; a rank each and their shell; a draft worker each. */}}
+takes its place in an upgrade; a rank each and their shell; a rank of a draft worker each. */}}
 {{- define "paceline.rayCpus" -}}
 {{- $config := include "paceline.config" .root | fromYaml -}}
 {{- if eq .group "router" -}}
@@ -61,8 +61,41 @@ takes its place in an upgrade; a rank each and their shell; a draft worker each.
 {{- else if eq .group "target" -}}
 {{ add1 (int $config.target.tensor_parallel) }}
 {{- else -}}
-{{ max 1 (include "paceline.gpus" .root.Values.draft | int) }}
+{{ include "paceline.draftRanks" .root }}
 {{- end -}}
+{{- end }}
+
+{{/* The pools of draft workers. YAML with the key pools, for fromYaml. */}}
+{{- define "paceline.draftPools" -}}
+{{- $config := include "paceline.config" . | fromYaml -}}
+{{- $pools := list -}}
+{{- if include "paceline.firstDraft" . }}{{ $pools = append $pools $config.draft }}{{ end -}}
+{{- range default dict $config.more_drafts }}{{ $pools = append $pools . }}{{ end -}}
+{{- toYaml (dict "pools" $pools) -}}
+{{- end }}
+
+{{/* Ranks that a draft pod holds: one for each GPU, without GPUs those of the largest worker. */}}
+{{- define "paceline.draftRanks" -}}
+{{- $most := 1 -}}
+{{- range (include "paceline.draftPools" . | fromYaml).pools }}{{ $most = max $most (int (default 1 .tensor_parallel)) }}{{ end -}}
+{{- $gpus := include "paceline.gpus" .Values.draft | int -}}
+{{ ternary $gpus $most (gt $gpus 0) }}
+{{- end }}
+
+{{/* A deployment of draft workers: dict root, name, draft. */}}
+{{- define "paceline.draftDeployment" -}}
+{{- $hasGpu := ne "0" (include "paceline.gpus" .root.Values.draft) -}}
+{{- $ranks := int (default 1 .draft.tensor_parallel) -}}
+- name: {{ .name }}
+  ray_actor_options: {num_cpus: 1, {{ if $hasGpu }}num_gpus: 1, {{ end }}resources: {draft: 0.001}{{ if and $hasGpu (gt $ranks 1) }}, runtime_env: {env_vars: {RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES: "1"}}{{ end }}}
+  {{- if gt $ranks 1 }}
+  # All ranks in one pod.
+  placement_group_strategy: STRICT_PACK
+  placement_group_bundles:
+  {{- range until $ranks }}
+  - {CPU: 1.0, draft: 0.001{{ if $hasGpu }}, GPU: 1.0{{ end }}}
+  {{- end }}
+  {{- end }}
 {{- end }}
 
 {{/* Bounds of a group's pods: dict root, group, and needed, for those that the configuration asks for whatever the group's
@@ -73,13 +106,24 @@ own values say. YAML with min and max, for fromYaml. */}}
 {{- $least := $config.target.groups -}}
 {{- $most := $config.target.max_groups -}}
 {{- if eq .group "draft" -}}
-{{- $each := max 1 (include "paceline.gpus" $group | int) -}}
+{{- $each := include "paceline.draftRanks" .root | int -}}
 {{- $workers := 0 -}}
 {{- $mostWorkers := 0 -}}
-{{- if include "paceline.firstDraft" .root }}{{ $workers = int $config.draft.workers }}{{ $mostWorkers = int $config.draft.max_workers }}{{ end -}}
-{{- range default dict $config.more_drafts }}{{ $workers = add $workers (int .workers) }}{{ $mostWorkers = add $mostWorkers (int .max_workers) }}{{ end -}}
-{{- $least = ceil (divf $workers $each) -}}
-{{- $most = ceil (divf $mostWorkers $each) -}}
+{{- $least = 0 -}}
+{{- $most = 0 -}}
+{{- range (include "paceline.draftPools" .root | fromYaml).pools -}}
+{{- $ranks := int (default 1 .tensor_parallel) -}}
+{{- if eq $ranks 1 -}}
+{{- $workers = add $workers (int .workers) -}}
+{{- $mostWorkers = add $mostWorkers (int .max_workers) -}}
+{{- else -}}
+{{- $fit := max 1 (div $each $ranks) -}}
+{{- $least = add $least (ceil (divf (int .workers) $fit)) -}}
+{{- $most = add $most (ceil (divf (int .max_workers) $fit)) -}}
+{{- end -}}
+{{- end -}}
+{{- $least = add $least (ceil (divf $workers $each)) -}}
+{{- $most = add $most (ceil (divf $mostWorkers $each)) -}}
 {{- end -}}
 {{- if eq .group "router" }}{{ $least = 1 }}{{ $most = 1 }}{{ end -}}
 min: {{ ternary $least (default $least $group.minReplicas) (default false .needed) | int }}
@@ -131,15 +175,12 @@ applications:
     {{- range until (int $config.target.tensor_parallel) }}
     - {CPU: 1.0, target: 0.001{{ if $hasGpu }}, GPU: 1.0{{ end }}}
     {{- end }}
-  {{- $resources := printf "{num_cpus: 1, %sresources: {draft: 0.001}}" (ternary "num_gpus: 1, " "" (ne "0" (include "paceline.gpus" .Values.draft))) }}
   {{- if include "paceline.firstDraft" . }}
-  - name: DraftPool
-    ray_actor_options: {{ $resources }}
+  {{- include "paceline.draftDeployment" (dict "root" $ "name" "DraftPool" "draft" $config.draft) | nindent 2 }}
   {{- end }}
   {{- if include "paceline.drafts" . }}
-  {{- range $name, $_ := default dict $config.more_drafts }}
-  - name: DraftPool-{{ $name }}
-    ray_actor_options: {{ $resources }}
+  {{- range $name, $draft := default dict $config.more_drafts }}
+  {{- include "paceline.draftDeployment" (dict "root" $ "name" (printf "DraftPool-%s" $name) "draft" $draft) | nindent 2 }}
   {{- end }}
   {{- end }}
 {{- end }}
