@@ -101,3 +101,15 @@ def test_a_gpu_that_a_cluster_refuses_by_its_number_the_schema_refuses(validator
 def test_a_further_draft_model_has_a_model_workers_and_a_name_of_its_own(given, told):
     with pytest.raises(ValueError, match=told):
         ClusterConfig.model_validate({"more_drafts": given})
+
+
+@pytest.mark.parametrize(
+    ("draft", "told"),
+    [
+        ({}, "tensor_parallel is 2 with model auto, whose reduced vocabulary needs 1; name a model"),
+        ({"model": "a", "gpus": 0.5}, "gpus is 0.5 with tensor_parallel 2; it must be above 0.5"),
+    ],
+)
+def test_ranks_of_a_draft_worker_share_a_whole_vocabulary_and_no_gpu(draft, told):
+    with pytest.raises(ValueError, match=told):
+        ClusterConfig.model_validate({"draft": {"tensor_parallel": 2, **draft}})

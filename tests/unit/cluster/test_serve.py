@@ -296,6 +296,28 @@ def test_all_draft_models_share_the_gpus_that_there_are(model):
     assert (given.config.draft.gpus, given.more_drafts["code"].options.gpus) == (0.2, 0.4)
 
 
+def test_a_draft_worker_of_several_ranks_has_whole_gpus_of_one_node(model):
+    def planned(code=None, **fields):
+        return plan_with_code(model, code=code, choose=lambda device: "cuda", tensor_parallel=2, **fields)
+
+    placed = with_gpu_shares(planned(), [4])  # one for two workers of the other model
+    assert (placed.config.draft.gpus, placed.more_drafts["code"].options.gpus) == (None, 0.5)
+    settings = DraftSettings(placed.draft, placed.config.draft.model_copy(update={"device": "cuda"}))
+    pool = draft_pool_application(settings, "d", placed.config.autoscaling)._bound_deployment._replica_config
+    assert pool.placement_group_bundles == [{"GPU": 1.0, "CPU": 1.0}] * 2
+    assert pool.placement_group_strategy == "STRICT_PACK"
+    assert pool.ray_actor_options["num_gpus"] == 1.0
+    assert planned().num_cpus == pytest.approx(plan_with_code(model).num_cpus + 1.5)
+    with pytest.raises(ConfigError, match=r"needs 3 GPU\(s\), 2 on one node for a draft worker; this .* has 2 on 2"):
+        with_gpu_shares(planned(), [1, 1])
+
+
+def test_a_draft_model_that_cannot_be_shared_out_is_refused_before_anything_is_started(model):
+    for sections in ({"tensor_parallel": 3}, {"code": {"tensor_parallel": 3}}):
+        with pytest.raises(ModelError, match=r"tensor_parallel is 3; it must divide the 4 attention heads"):
+            plan_with_code(model, **sections)
+
+
 def test_a_numbered_gpu_is_refused_where_ray_chooses(model):
     for section in ("target", "draft"):
         with pytest.raises(InvalidRequest, match=rf"{section}\.device is 'cuda:1'; Ray chooses the GPU of each worker"):

@@ -30,6 +30,12 @@ ONE_OF_EACH = GpuDemand(1, 1, 1)
         # ranks of a group on one node
         ([4, 4], GpuDemand(1, 4, 4), GpuDemand(1, 4, 4), (1, 1)),
         ([4, 4], GpuDemand(1, 8, 0), GpuDemand(1, 8, 0), None),
+        # draft workers of several ranks, which share no GPU
+        ([4], GpuDemand(1, 2, 0, (2,)), GpuDemand(1, 2, 0, (2,)), (1, 1)),
+        ([2, 2], GpuDemand(1, 2, 2, (2,)), GpuDemand(1, 2, 2, (2,)), (0.8, 0.2)),
+        ([4, 3], GpuDemand(1, 3, 0, (4,)), GpuDemand(1, 3, 0, (4,)), (1, 1)),
+        ([3, 1], GpuDemand(1, 2, 0, (2,)), GpuDemand(1, 2, 0, (2,)), None),
+        ([4], GpuDemand(1, 2, 1, (2,)), GpuDemand(1, 2, 1, (2, 2)), (0.8, 0.2)),
         # too few
         ([0], ONE_OF_EACH, ONE_OF_EACH, None),
         ([], GpuDemand(0, 1, 1), GpuDemand(0, 1, 1), None),

@@ -275,6 +275,23 @@ def test_each_draft_model_has_its_deployment_and_pods_for_its_workers(first, tmp
     assert (group["minReplicas"], group["maxReplicas"]) == (3 + has_first, 4 + 2 * has_first)
 
 
+@pytest.mark.parametrize(("gpus", "cpus", "pods"), [(0, 2, (2, 3)), (4, 4, (1, 2)), (3, 3, (2, 3))])
+def test_a_draft_pod_holds_all_ranks_of_its_workers(gpus, cpus, pods, tmp_path):
+    draft = {"model": "/models/draft", "tensor_parallel": 2, "workers": 2, "max_workers": 3}
+    made = objects(
+        {"config": {"draft": draft}, "draft": {"resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}}
+    )
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    assert validate([tmp_path], CRDS if CRDS.is_dir() else None).findings == []
+    group = groups_of(made)["draft"]
+    assert (group["minReplicas"], group["maxReplicas"]) == pods
+    assert group["resources"]["CPU"] == str(cpus)
+    (deployment,) = [one for one in serve_config(made)["applications"][0]["deployments"] if one["name"] == "DraftPool"]
+    bundle = {"CPU": 1.0, "draft": 0.001} | ({"GPU": 1.0} if gpus else {})
+    assert deployment["placement_group_bundles"] == [bundle] * 2
+    assert deployment["placement_group_strategy"] == "STRICT_PACK"
+
+
 def test_there_may_be_room_for_more_pods_than_come_by_themselves():
     group = groups_of(objects({"draft": {"maxReplicas": 12}}))["draft"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 12)
@@ -765,6 +782,13 @@ def test_the_schema_holds_the_limits_of_the_configuration():
         ({"router": {"minReplicas": 9}}, "router.minReplicas is 9; it must not exceed maxReplicas, 1"),
         ({"target": {"minReplicas": 2}}, "target.minReplicas is 2; it must not exceed maxReplicas, 1"),
         ({"config": {"more_drafts": {"code": {"model": "qwen"}}}}, "config.more_drafts.code.model is qwen; it"),
+        (
+            {
+                "config": {"draft": {"tensor_parallel": 2}},
+                "draft": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+            },
+            "draft.resources.limits has 1 GPUs; tensor_parallel 2 of a draft worker needs as many in one pod",
+        ),
         ({"config": {"more_drafts": {"code": {"model": "/m", "workers": 0}}}}, "minimum: got 0, want 1"),
         (
             {"config": {"more_drafts": {"code": {"model": "/m", "workers": 3, "max_workers": 2}}}},

@@ -316,6 +316,19 @@ def test_draft_models_that_a_configurations_drafters_do_not_ask_are_not_sized(ru
     assert (draft_gpu[0] == 0) == bool(sections)
 
 
+def test_gpus_of_a_draft_worker_of_several_ranks_are_counted(run, tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"draft": {"model": "/models/llama-8b", "tensor_parallel": 2}}))
+    arguments = ["--target", "llama-70b", "--gpus", "h200:8", "--draft", "llama-8b", "--max-draft-workers", 2]
+    by_config = sized(run, *arguments, "--config", path)
+    assert by_config["settings"]["draft.tensor_parallel"] == 2
+    of_two = [speed for speed in by_config["speeds"] if speed["draft_workers"] == 2]
+    for speed in of_two:
+        assert speed["draft_gpus"] == 4
+        assert speed["tokens_per_s_gpu"] == pytest.approx(speed["tokens_per_s"] / 12)
+    assert of_two == [one for one in sized(run, *arguments, "--draft-gpu", "h200:2")["speeds"] if one in of_two]
+
+
 def test_a_sizing_needs_a_target(refuse):
     assert "--target is missing; give --target, or --config" in refuse("size", "--gpus", "h200:8")
 

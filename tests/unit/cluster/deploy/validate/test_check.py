@@ -270,3 +270,11 @@ def test_the_demand_of_a_target_group_is_what_it_asks_ray_for(device, tmp_path):
     assert list(demand.bundles) == replica.placement_group_bundles
     assert demand.on_one_node
     assert replica.placement_group_strategy == "STRICT_PACK"  # else ranks might meet over a network
+
+
+def test_a_draft_worker_of_several_ranks_needs_their_gpus_on_one_node():
+    draft = {"model": "m", "device": "cuda", "tensor_parallel": 2}
+    config = ClusterConfig.model_validate({"draft": draft, "more_drafts": {"code": {**draft, "tensor_parallel": 1}}})
+    several, one = (demand for demand in cluster_demands(config) if demand.name.startswith("DraftPool"))
+    assert (several.bundles, several.on_one_node) == (({"CPU": 1.0, "GPU": 1.0},) * 2, True)
+    assert (one.bundles, one.on_one_node) == (({"CPU": 0.5, "GPU": 1.0},), False)
