@@ -164,8 +164,8 @@ def _check_applications(config: dict[str, Any]) -> Iterator[Inner]:
                 what = f"the application has no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
                 yield "serve-deployment", (*place, "name"), what
             bundles = len(items(deployment, "placement_group_bundles"))
-            if problem := _bundles_problem(application, name, bundles):
-                yield "serve-deployment", (*place, "placement_group_bundles"), problem
+            if wrong := _bundles_problem(application, name, bundles):
+                yield "serve-deployment", (*place, "placement_group_bundles"), wrong
 
 
 def _bundles_problem(application: dict[str, Any], name: object, bundles: int) -> str | None:
