@@ -318,11 +318,13 @@ def test_draft_models_that_a_configurations_drafters_do_not_ask_are_not_sized(ru
 
 def test_gpus_of_a_draft_worker_of_several_ranks_are_counted(run, tmp_path):
     path = tmp_path / "cluster.yaml"
-    path.write_text(yaml.safe_dump({"draft": {"model": "/models/llama-8b", "tensor_parallel": 2}}))
-    arguments = ["--target", "llama-70b", "--gpus", "h200:8", "--draft", "llama-8b", "--max-draft-workers", 2]
+    path.write_text(yaml.safe_dump({"draft": {"model": "/models/llama-1b", "tensor_parallel": 2}}))
+    arguments = ["--target", "llama-70b", "--gpus", "h200:8", "--concurrency", "16", "--draft", "llama-1b"]
+    arguments += ["--max-draft-workers", "2"]
     by_config = sized(run, *arguments, "--config", path)
     assert by_config["settings"]["draft.tensor_parallel"] == 2
     of_two = [speed for speed in by_config["speeds"] if speed["draft_workers"] == 2]
+    assert of_two
     for speed in of_two:
         assert speed["draft_gpus"] == 4
         assert speed["tokens_per_s_gpu"] == pytest.approx(speed["tokens_per_s"] / 12)
