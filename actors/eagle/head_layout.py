@@ -2,8 +2,8 @@
 
 Layouts that are read: EAGLE-1 and -2 (`layers.*`), EAGLE-3 (`midlayer.*`, also with the `target_hidden_size` of a
 larger target), and the `speculators` format of EAGLE-3 (`layers.*` with a nested `transformer_layer_config`), with the
-norms of EAGLE-3.1; P-EAGLE is EAGLE-3 with `mask_hidden` and the id of a mask token. A key of config.json that is not
-known here may change what a head computes, so it is refused.
+norms of EAGLE-3.1; P-EAGLE is EAGLE-3 with `mask_hidden` and the id of a mask token. `head_settings` says which
+values of config.json are read.
 """
 
 from __future__ import annotations
@@ -11,33 +11,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from actors.eagle.head_settings import MASK_TOKENS, HeadKind, HeadSettings, check_settings, read_settings
 from actors.errors import ModelError
 
-HeadKind = Literal["eagle", "eagle3"]
-
 _MIN_TARGET_LAYERS = 3  # the default layers are 2, L / 2 and L - 3
-_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _MOST_PADDING = 1024  # rows by which vocabularies of one tokenizer may differ
 
-# Keys of config.json that do not change what a head computes, or that its tensors say better.
-_DESCRIPTIVE = {
-    "_name_or_path", "architectures", "attention_bias", "auto_map", "bias", "draft_vocab_size", "dtype",
-    "embed_requires_grad", "enable_sp_ulysses", "has_no_defaults_at_init", "max_window_layers", "model_type",
-    "qkv_bias", "rope_scaling", "rope_theta", "speculators_config", "speculators_model_type", "speculators_version",
-    "torch_dtype", "transformer_layer_config", "transformers_version",
-}  # fmt: skip
-_FLAGS = {"norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
-_OTHERS = {"target_hidden_size", _LAYER_IDS, "eagle_config", "use_aux_hidden_state"}
 MASK_HIDDEN = "mask_hidden"  # the tensor that tells P-EAGLE
-_MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
-# Of P-EAGLE: that it is one, and how it was trained.
-_PARALLEL = {*_MASK_TOKENS, "parallel_drafting", "num_depths", "down_sample_ratio", "down_sample_ratio_min"}
-_SPECULATORS = (None, "eagle", "eagle3", "peagle")  # values of `speculators_model_type` that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +67,13 @@ def renamed(key: str) -> str:
 def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, keys: Collection[str]) -> HeadLayout:
     """The layout of a head for a target (its text configuration). file: config.json, for errors; data: what it holds;
     keys: published names of the head's tensors. Raises ModelError for what is not implemented."""
-    kind_of_file = data.get("speculators_model_type")
-    if kind_of_file not in _SPECULATORS:
-        raise ModelError(f"{file}: speculators_model_type is {kind_of_file!r}, which is not implemented")
+    settings = read_settings(file, data)
     is_eagle3 = any(key.startswith("midlayer.") or key == "layers.0.hidden_norm.weight" for key in keys)
-    kind: HeadKind = "eagle3" if is_eagle3 or kind_of_file in ("eagle3", "peagle") else "eagle"
+    kind: HeadKind = "eagle3" if is_eagle3 or settings.speculators_model_type in ("eagle3", "peagle") else "eagle"
     is_parallel = kind == "eagle3" and MASK_HIDDEN in keys
+    check_settings(file, kind, data, settings, is_parallel)
     nested = data.get("transformer_layer_config")
     shape = {**nested, "target_hidden_size": data.get("target_hidden_size")} if nested else dict(data)
-    _refuse_unknown(file, kind, data, nested or {}, _PARALLEL if is_parallel else set())
     feature_size = shape.get("target_hidden_size") or shape.get("hidden_size")
     if feature_size != target.hidden_size:
         name = "target_hidden_size" if shape.get("target_hidden_size") else "hidden_size"
@@ -115,18 +99,16 @@ def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, k
         return layout
     layout = replace(
         layout,
-        feature_layers=_feature_layers(file, data, target.num_hidden_layers),
-        vocab_size=int(data.get("draft_vocab_size") or layout.config.vocab_size),
-        norm_before_residual=bool(data.get("norm_before_residual")),
-        norm_before_fc=bool(data.get("norm_before_fc")),
-        fc_norm=bool(data.get("fc_norm")),
-        norm_output=bool(data.get("norm_output")),
+        feature_layers=_feature_layers(file, settings, target.num_hidden_layers),
+        vocab_size=settings.draft_vocab_size or layout.config.vocab_size,
+        norm_before_residual=bool(settings.norm_before_residual),
+        norm_before_fc=bool(settings.norm_before_fc),
+        fc_norm=bool(settings.fc_norm),
+        norm_output=bool(settings.norm_output),
     )
     if is_parallel:
         num_ids = layout.config.vocab_size if layout.has_own_embedding else target.vocab_size
         layout = replace(layout, mask_token=_mask_token(file, data, num_ids))
-    elif kind_of_file == "peagle":
-        raise ModelError(f"{file}: speculators_model_type is 'peagle'; the checkpoint lacks the key {MASK_HIDDEN!r}")
     if layout.fused_size == size:
         raise ModelError(
             f"{file}: {len(layout.feature_layers or ())} features of size {feature_size} are as wide as hidden_size, "
@@ -137,10 +119,10 @@ def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, k
 
 def _mask_token(file: Path, data: Mapping[str, Any], num_ids: int) -> int:
     """num_ids: rows of the embedding that is used."""
-    found = {key: data[key] for key in _MASK_TOKENS if data.get(key) is not None}
+    found = {key: data[key] for key in MASK_TOKENS if data.get(key) is not None}
     if not found:
         raise ModelError(
-            f"{file}: the checkpoint has the key {MASK_HIDDEN!r}, so one of {', '.join(_MASK_TOKENS)} must be there"
+            f"{file}: the checkpoint has the key {MASK_HIDDEN!r}, so one of {', '.join(MASK_TOKENS)} must be there"
         )
     if len(set(found.values())) > 1:
         raise ModelError(f"{file}: {' and '.join(found)} differ: {found}")
@@ -155,35 +137,6 @@ def checked_mask_token(file: Path, key: str, token: Any, num_ids: int) -> int:
     return token
 
 
-def _refuse_unknown(
-    file: Path, kind: HeadKind, data: Mapping[str, Any], nested: Mapping[str, Any], more: Collection[str]
-) -> None:
-    """Raises ModelError for a key that may change what the head computes. more: keys that are known as well."""
-    known = set(LlamaConfig().to_dict()) | _DESCRIPTIVE | set(more)
-    if kind == "eagle3":
-        known |= _FLAGS | _OTHERS
-    for place, values in (("", data), ("transformer_layer_config.", nested)):
-        for key, value in values.items():
-            is_unused = key == "sliding_window" and values.get("use_sliding_window") is False
-            if key not in known and value not in (None, False) and not is_unused:
-                raise ModelError(
-                    f"{file}: {place}{key} is {value!r}, which is not implemented for {_name(kind)} heads; remove it "
-                    "only if it does not change what the head computes"
-                )
-        if "sliding_attention" in (values.get("layer_types") or ()):
-            raise ModelError(f"{file}: {place}layer_types has sliding windows, which are not implemented for heads")
-    eagle_config = data.get("eagle_config") or {}
-    for key in eagle_config.keys() - {_LAYER_IDS, "use_aux_hidden_state"}:
-        raise ModelError(f"{file}: eagle_config.{key} is {eagle_config[key]!r}, which is not implemented")
-    for values in (data, eagle_config):
-        if kind == "eagle3" and values.get("use_aux_hidden_state") is False:
-            raise ModelError(f"{file}: use_aux_hidden_state is False, which is not implemented for EAGLE-3 heads")
-
-
-def _name(kind: HeadKind) -> str:
-    return "EAGLE-3" if kind == "eagle3" else "EAGLE-1 and -2"
-
-
 def _layer_config(file: Path, shape: Mapping[str, Any]) -> LlamaConfig:
     """The published heads are Llama layers whatever the target is."""
     kept = {key: value for key, value in shape.items() if key not in ("model_type", "architectures", "dtype")}
@@ -191,6 +144,8 @@ def _layer_config(file: Path, shape: Mapping[str, Any]) -> LlamaConfig:
         config = LlamaConfig.from_dict(kept)
         config.attention_bias = False  # the tensors say which biases there are
         LlamaRotaryEmbedding(config)
+        if config.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act is {config.hidden_act!r}, which transformers does not know")
     except Exception as error:
         raise ModelError(f"{file}: cannot be used: {' '.join(str(error).split())[:300]}") from None
     return config
@@ -200,14 +155,14 @@ def _default_layers(num_target_layers: int) -> tuple[int, ...]:
     return (2, num_target_layers // 2, num_target_layers - 3)
 
 
-def _feature_layers(file: Path, data: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:
+def _feature_layers(file: Path, settings: HeadSettings, num_target_layers: int) -> tuple[int, ...]:
     """The layers whose inputs are read.
 
     Checkpoints count in two ways: layers whose inputs are read, as the default does, or layers whose outputs are read.
     Nobody reads the input of layer 1 in the first way, or the embeddings in the second, so a list that begins with 1
     counts outputs.
     """
-    ids = data.get(_LAYER_IDS) or (data.get("eagle_config") or {}).get(_LAYER_IDS)
+    ids = settings.eagle_aux_hidden_state_layer_ids
     if not ids:
         if num_target_layers < _MIN_TARGET_LAYERS:
             raise ModelError(
@@ -215,9 +170,9 @@ def _feature_layers(file: Path, data: Mapping[str, Any], num_target_layers: int)
                 f"{_MIN_TARGET_LAYERS} are needed"
             )
         return _default_layers(num_target_layers)
-    if not all(isinstance(index, int) for index in ids):
-        raise ModelError(f"{file}: {_LAYER_IDS} is {ids!r}; it must be a list of integers")
     layers = tuple(index + 1 if ids[0] == 1 else index for index in ids)
     if min(layers) < 0 or max(layers) > num_target_layers:
-        raise ModelError(f"{file}: {_LAYER_IDS} is {ids!r}; the target has {num_target_layers} layers")
+        raise ModelError(
+            f"{file}: eagle_aux_hidden_state_layer_ids is {ids!r}; the target has {num_target_layers} layers"
+        )
     return layers

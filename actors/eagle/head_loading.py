@@ -20,7 +20,6 @@ from actors.models.source import ModelSource
 _BIASES = ("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias")
 _VOCABULARY_KEYS = ("d2t", "t2d")
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq",)  # computed by the head itself
-_NOT_READ = ("DFlash", "DSpark")  # families of drafters with published layouts that are not implemented
 _OF_THE_TARGET = ("verifier_norm.weight", "verifier_lm_head.weight")  # copies that `speculators` may leave in
 
 
@@ -31,12 +30,8 @@ def load_head(path: Path | str, target: PretrainedConfig, dtype: str = "float32"
     for a layout that is not implemented.
     """
     path = Path(path)
-    architectures = _read_config(path).get("architectures") or []
-    if ARCHITECTURE in architectures:
+    if _read_config(path).get("architectures") == [ARCHITECTURE]:
         return load_dflash_head(path, target, dtype, device)
-    for name in architectures:
-        if any(family in name for family in _NOT_READ):
-            raise ModelError(f"{path / 'config.json'}: architectures is {architectures}; {name} is not implemented")
     return load_eagle_head(path, target, dtype, device)
 
 
@@ -66,9 +61,8 @@ def load_eagle_head(
     if layout.kind == "eagle" and vocabulary:
         raise ModelError(f"{files[next(iter(vocabulary))]}: key {next(iter(vocabulary))!r} belongs to EAGLE-3 alone")
     _check_vocabulary(file, layout, vocabulary)
-    with torch.device("meta"):
-        head = EagleHead(layout)
-        _add_biases(head, names)
+    head = _empty_head(file, layout)
+    _add_biases(head, names)
     _check_keys(path, head, tensors=tensors, files=files, names=names)
     floats = getattr(torch, dtype)
     state = {renamed(key): value.to(device, floats) for key, value in tensors.items()}
@@ -115,6 +109,16 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Path]]:
     return tensors, files
 
 
+def _empty_head(file: Path, layout: HeadLayout) -> EagleHead:
+    """The head without weights, on the meta device."""
+    try:
+        with torch.device("meta"):
+            return EagleHead(layout)
+    except Exception as error:  # of the shapes, which torch checks
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ModelError(f"{file}: cannot be used: {reason}") from None
+
+
 def _check_vocabulary(file: Path, layout: HeadLayout, vocabulary: dict[str, Tensor]) -> None:
     size, whole = layout.vocab_size, layout.config.vocab_size
     if size is not None and size != whole and "d2t" not in vocabulary:
@@ -130,7 +134,7 @@ def _add_biases(head: EagleHead, names: dict[str, str]) -> None:
         for name in _BIASES:
             if f"layers.{index}.self_attn.{name}" in names:
                 linear = getattr(layer.self_attn, name.removesuffix(".bias"))
-                linear.bias = nn.Parameter(torch.empty(linear.out_features))
+                linear.bias = nn.Parameter(torch.empty(linear.out_features, device="meta"))
 
 
 def _check_keys(

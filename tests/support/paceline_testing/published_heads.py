@@ -188,7 +188,8 @@ class Paper:
     """A layout's forward, computed anew for every token."""
 
     def __init__(self, published: Published, target: Any, states: tuple[int, ...]) -> None:
-        self.flags, self.is_eagle3 = published.config, published.is_eagle3
+        self.is_eagle3 = published.is_eagle3
+        self.flags = published.config | published.config.get("eagle_config", {})
         self.tensors, self.target, self.states = published.tensors(), target, states
         config = published.config.get("transformer_layer_config", published.config)
         self.num_layers = config["num_hidden_layers"]

@@ -28,13 +28,10 @@ from paceline_testing.published_heads import (
     as_wide_as_its_features,
     eagle,
     eagle3,
-    eagle31,
-    for_larger_target,
-    norm_before_fc,
     normed,
     speculators,
-    whole_vocabulary,
 )
+from paceline_testing.published_layouts import LAYOUTS, modelopt
 from paceline_testing.tiny_models import make_tiny_model
 
 TEXT = [5, 9, 13, 2, 40, 7, 7, 23, 51, 8, 30]
@@ -43,31 +40,6 @@ TEXT = [5, 9, 13, 2, 40, 7, 7, 23, 51, 8, 30]
 @pytest.fixture(scope="module")
 def target():
     return make_tiny_model("llama", 3, VOCAB, LAYERS, TARGET_SIZE, 4, 2)
-
-
-# Each layout with the layers whose inputs it reads, as indices of `output_hidden_states`.
-LAYOUTS: dict[str, tuple[Callable[[], Published], tuple[int, ...]]] = {
-    "EAGLE-1 with a bias, .bin": (lambda: eagle(file="pytorch_model.bin"), ()),
-    "EAGLE-2 without a bias": (lambda: eagle(bias=False), ()),
-    "EAGLE-1 of two layers": (lambda: eagle(layers=2), ()),
-    "EAGLE-3": (eagle3, (2, 3, 3)),
-    "EAGLE-3 for a larger target": (for_larger_target, (2, 3, 3)),
-    "EAGLE-3 of two layers": (lambda: eagle3("layers.0.", layers=2), (2, 3, 3)),
-    "EAGLE-3 with layers by their outputs": (lambda: eagle3(eagle_aux_hidden_state_layer_ids=[1, 3, 5]), (2, 4, 6)),
-    "EAGLE-3 with layers by their inputs": (lambda: eagle3(eagle_aux_hidden_state_layer_ids=[2, 4, 5]), (2, 4, 5)),
-    "EAGLE-3 with two layers in eagle_config": (
-        lambda: eagle3(
-            num_features=2, eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 4], "use_aux_hidden_state": True}
-        ),
-        (0, 4),
-    ),
-    "speculators": (speculators, (2, 3, 3)),
-    "speculators, residual of the feature itself": (lambda: speculators(norm_before_residual=False), (2, 3, 3)),
-    "EAGLE-3.1": (eagle31, (2, 3, 3)),
-    "EAGLE-3 with a norm over all features": (norm_before_fc, (2, 3, 3)),
-    "EAGLE-3 with more tokens than the target": (lambda: whole_vocabulary(VOCAB + 3), (2, 3, 3)),
-    "EAGLE-3 with fewer tokens than the target": (lambda: whole_vocabulary(VOCAB - 3), (2, 3, 3)),
-}  # fmt: skip
 
 
 def engine_with(
@@ -146,7 +118,7 @@ def test_trees_that_grow_on_the_device_are_those_of_the_paper(tmp_path, target, 
         (lambda: eagle3(eagle_config={"use_aux_hidden_state": False}), r"use_aux_hidden_state is False"),
         (lambda: eagle3(use_sliding_window=True), r"use_sliding_window is True, which is not implemented"),
         (lambda: eagle3(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), r"is \[2, 4, 9\]; the target has 6 layers"),
-        (lambda: eagle3(eagle_aux_hidden_state_layer_ids=["a"]), r"must be a list of integers"),
+        (lambda: eagle3(eagle_aux_hidden_state_layer_ids=["a"]), r"`int`, got `str` - at `\$.eagle_aux_hidden_state"),
         (lambda: speculators(mystery=3), r"mystery is 3, which is not implemented"),
         (lambda: eagle3(fc_norm=True), r"key 'fc_norm.0.weight' of shape \[32\] is missing"),
         (lambda: eagle3(norm_before_fc=True), r"key 'input_norm.weight' of shape \[96\] is missing"),
@@ -155,6 +127,124 @@ def test_trees_that_grow_on_the_device_are_those_of_the_paper(tmp_path, target, 
 def test_what_is_not_implemented_is_refused_by_name(tmp_path, target, make, message):
     with pytest.raises(ModelError, match=message):
         load_eagle_head(make().save(tmp_path / "head"), target.config)
+
+
+def in_layer(**config: Any) -> Published:
+    head = speculators()
+    head.config["transformer_layer_config"] |= config
+    return head
+
+
+def with_config(head: Published, **config: Any) -> Published:
+    head.config |= config
+    return head
+
+
+def with_modelopt(**config: Any) -> Published:
+    head = modelopt()
+    head.config["eagle_config"] |= config
+    return head
+
+
+def without(head: Published, key: str) -> Published:
+    del head.config[key]
+    return head
+
+
+def rope(**values: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10_000.0, **values}
+
+
+LAYER = "transformer_layer_config"
+WITHOUT_EFFECT: dict[str, Callable[[], Published]] = {
+    # They belong beside transformer_layer_config, or into it.
+    rf"{LAYER}.norm_before_residual is False": lambda: in_layer(norm_before_residual=False),
+    rf"{LAYER}.norm_output is True": lambda: in_layer(norm_output=True),
+    rf"{LAYER}.eagle_aux_hidden_state_layer_ids is \[1": lambda: in_layer(eagle_aux_hidden_state_layer_ids=[1, 2, 3]),
+    rf"{LAYER}.eagle_config is": lambda: in_layer(eagle_config={"use_last_layernorm": True}),
+    rf"{LAYER}.target_hidden_size is 99": lambda: in_layer(target_hidden_size=99),
+    rf"{LAYER}.draft_vocab_size is 9": lambda: in_layer(draft_vocab_size=9),
+    r"rope_theta is 3.0": lambda: speculators(rope_theta=3.0),
+    # Other layouts and layers.
+    r"speculators_model_type is 'peagle'": lambda: speculators(speculators_model_type="peagle"),
+    r"speculators_model_type is 'dflash'": lambda: speculators(speculators_model_type="dflash"),
+    r"speculators_config.algorithm is 'peagle'": lambda: speculators(speculators_config={"algorithm": "peagle"}),
+    r"speculators_config.algorithm is 'hass'": lambda: with_config(eagle(), speculators_config={"algorithm": "hass"}),
+    r"architectures is \['PEagle": lambda: eagle3(architectures=["PEagleLlamaForCausalLM"]),
+    r"config.json: model_type is 'gemma2'": lambda: eagle3(model_type="gemma2"),
+    rf"{LAYER}.model_type is 'gemma2'": lambda: in_layer(model_type="gemma2"),
+    r"layer_types is \['full_attention', 'slid": lambda: eagle3(layer_types=["full_attention", "sliding_attention"]),
+    r"rope_parameters.partial_rotary_factor is 0.5": lambda: eagle3(rope_parameters=rope(partial_rotary_factor=0.5)),
+    rf"{LAYER}.rope_scaling.partial_rotary": lambda: in_layer(rope_scaling=rope(partial_rotary_factor=0.5)),
+    # Not even where they are false.
+    r"causal is False": lambda: eagle3(causal=False),
+    r"use_rope is 0": lambda: eagle3(use_rope=0),
+    # Programs differ in its default.
+    r"norm_before_residual is missing": lambda: without(speculators(), "norm_before_residual"),
+    # What ModelOpt can say beyond EAGLE-3 as published.
+    r"eagle_config.use_mtp_layernorm is True": lambda: with_modelopt(use_mtp_layernorm=True),
+    r"eagle_config.use_last_layernorm is False": lambda: with_modelopt(use_last_layernorm=False),
+    r"eagle_config.next_layer_regular is False": lambda: with_modelopt(next_layer_regular=False),
+    r"eagle_config.use_input_layernorm_in_first_layer is F": (
+        lambda: with_modelopt(use_input_layernorm_in_first_layer=False)
+    ),
+    r"eagle_config.parallel_draft_step is 2": lambda: with_modelopt(parallel_draft_step=2),
+    r"eagle_config.eh_proj_before_attn is False": lambda: with_modelopt(eh_proj_before_attn=False),
+    r"norm_output is True, and eagle_config.norm_output is F": (
+        lambda: with_config(with_modelopt(norm_output=False), norm_output=True)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", WITHOUT_EFFECT)
+def test_what_would_be_passed_over_is_refused_by_name(tmp_path, target, message):
+    with pytest.raises(ModelError, match=message):
+        load_eagle_head(WITHOUT_EFFECT[message]().save(tmp_path / "head"), target.config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("norm_before_residual", "false"),
+        ("hidden_act", "nonesuch"),
+        ("draft_vocab_size", "x"),
+        ("draft_vocab_size", [3]),
+        ("draft_vocab_size", 0),
+        ("eagle_config", "x"),
+        ("eagle_config", ["a"]),
+        ("eagle_config", {"norm_before_fc": 1}),
+        (LAYER, "x"),
+        ("eagle_aux_hidden_state_layer_ids", 5),
+        ("eagle_aux_hidden_state_layer_ids", "1,2,3"),
+        ("eagle_aux_hidden_state_layer_ids", [True, 2, 3]),
+        ("layer_types", 5),
+        ("architectures", "LlamaForCausalLM"),
+        ("model_type", ["llama"]),
+        ("rope_scaling", "linear"),
+        ("rope_parameters", 5),
+        ("speculators_config", "x"),
+        ("target_hidden_size", "x"),
+        ("num_hidden_layers", "one"),
+        ("rms_norm_eps", "x"),
+    ],
+)
+def test_values_of_other_types_are_refused_by_name(tmp_path, target, key, value):
+    with pytest.raises(ModelError, match=rf"config.json: .*{key}"):
+        load_eagle_head(with_config(eagle3(), **{key: value}).save(tmp_path / "head"), target.config)
+
+
+@pytest.mark.parametrize(
+    "config", [{"num_attention_heads": 0}, {"intermediate_size": -1}, {"rope_scaling": {"rope_type": "nonesuch"}}]
+)
+def test_shapes_that_no_layer_has_are_refused(tmp_path, target, config):
+    with pytest.raises(ModelError, match=r"config.json: cannot be used"):
+        load_eagle_head(with_config(eagle3(), **config).save(tmp_path / "head"), target.config)
+
+
+def test_what_older_versions_of_transformers_wrote_is_passed_over(tmp_path, target):
+    written = {"do_sample": False, "length_penalty": 1.0, "pruned_heads": {}, "add_cross_attention": False}
+    written |= {"use_sliding_window": False, "sliding_window": 4096, "layer_types": ["full_attention"]}
+    assert load_eagle_head(eagle3(**written).save(tmp_path / "head"), target.config).kind == "eagle3"
 
 
 @pytest.mark.parametrize(
