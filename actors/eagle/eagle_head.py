@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from actors.eagle.draft_head import DraftHead, MaskRows
-from actors.eagle.head_layout import HeadKind, HeadLayout
+from actors.eagle.head_layout import HeadLayout
+from actors.eagle.head_settings import HeadKind
 from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.kv_cache import LayerShape
 
