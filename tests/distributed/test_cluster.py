@@ -23,6 +23,7 @@ from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
+from paceline_testing import mtp_checkpoints
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed
 from paceline_testing.panels import everything_asked, names_in
@@ -377,11 +378,14 @@ class TestExactCluster:
 
 
 class TestTensorParallelCluster:
-    """Two ranks of the target and of its draft worker: the loss of one is the loss of its group, and no stream notices
-    but for the pause."""
+    """Two ranks of the target, with a head, and of its draft worker: the loss of one is the loss of its group, and no
+    stream notices but for the pause."""
 
     @pytest.fixture(scope="class")
-    def cluster(self, ray_here, ports, model_dirs):
+    def cluster(self, ray_here, ports, model_dirs, tmp_path_factory):
+        config = AutoConfig.from_pretrained(model_dirs[0])
+        tensors = tiny_eagle_tensors(config, "eagle3", 9, draft_vocab_size=130)
+        head = save_eagle_head(tmp_path_factory.mktemp("head"), config, tensors)
         with running(
             model_dirs,
             ports,
@@ -390,6 +394,7 @@ class TestTensorParallelCluster:
             draft_workers=1,
             draft_ranks=2,
             health_timeout_s=1.0,
+            eagle_head=str(head),
         ) as cluster:
             yield cluster
 
@@ -397,6 +402,13 @@ class TestTensorParallelCluster:
     def wanted(self, model_dirs) -> list[str]:
         oracle = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
         return [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=80, ignore_eos=True)]
+
+    def test_a_head_drafts_and_the_text_is_that_of_one_process_without(self, cluster, wanted):
+        speculation = {"drafters": ["eagle"]}
+        with ThreadPoolExecutor(4) as pool:
+            found = pool.map(lambda prompt: cluster.stream(prompt, max_tokens=80, speculation=speculation), PROMPTS[:4])
+            assert list(found) == wanted
+        assert drafted_by_the_head(cluster) > 0
 
     def test_a_draft_rank_that_dies_in_the_middle_of_streams_costs_and_repeats_no_token(self, cluster, wanted):
         seen = threading.Semaphore(0)
@@ -439,6 +451,7 @@ class TestTensorParallelCluster:
     ):
         assert cluster.stream(PROMPTS[0], max_tokens=80) == wanted[0]
         lost = cluster.metric("paceline_targets_lost_total")
+        drafted = drafted_by_the_head(cluster)
         processes = cluster.rank_processes()
         seen = threading.Semaphore(0)
         try:
@@ -450,9 +463,26 @@ class TestTensorParallelCluster:
                 assert [stream.result() for stream in streams] == wanted
             cluster.wait_for(lambda: cluster.metric("paceline_targets_lost_total") > lost, 60, "the loss")
             cluster.wait_for(lambda: not any(map(is_alive, processes)), 30, "the end of the old ranks")
+            assert cluster.stream(PROMPTS[1], max_tokens=80) == wanted[1]
+            assert drafted_by_the_head(cluster) > drafted
         finally:
             if is_alive(processes[rank]):
                 os.kill(processes[rank], signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_mtp_head_of_a_hybrid_drafts_on_two_ranks(ray_here, ports, tmp_path):
+    path = mtp_checkpoints.qwen3_next().save(tmp_path)
+    oracle = LocalEngine(str(path), drafters=("none",), device="cpu", kv_cache_tokens=4096)
+    wanted = [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=40, ignore_eos=True)]
+    with running((path, path), ports, exact="default", tensor_parallel=2, draft_workers=0, eagle_head="mtp") as cluster:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda prompt: cluster.stream(prompt, max_tokens=40), PROMPTS[:4])) == wanted
+        assert drafted_by_the_head(cluster) > 0
+
+
+def drafted_by_the_head(cluster: Cluster) -> float:
+    return cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="eagle")
 
 
 def is_alive(process: int) -> bool:

@@ -153,7 +153,6 @@ def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, a
     assert_two_ranks_are_as_one(model_dir, head, attention)
 
 
-@pytest.mark.slow
 def test_two_ranks_with_an_mtp_head_give_the_tokens_of_one_without(mtp_dir):
     assert_two_ranks_are_as_one(mtp_dir, MTP_HEAD, "padded")
 
