@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoConfig
 
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.models.quiet import quiet_transformers
@@ -30,10 +29,10 @@ from paceline_testing.tiny_models import (
 
 # Some are longer than the rows of a round, and all together need more blocks than there are.
 PROMPTS = [
-    np.random.default_rng(length).integers(0, VOCAB, length).tolist() for length in (40, 3, 61, 5, 30, 50, 20, 45)
+    np.random.default_rng(length).integers(0, VOCAB, length).tolist() for length in (20, 3, 61, 5, 12, 40, 7, 30)
 ]
 SAMPLING: dict[str, dict] = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 7}}
-OPTIONS = {"max_new_tokens": 12, "ignore_eos": True}
+OPTIONS = {"max_new_tokens": 8, "ignore_eos": True}
 
 pytestmark = pytest.mark.usefixtures("drafts_pay")
 
@@ -47,7 +46,7 @@ def target_dir(tmp_path_factory) -> Path:
 
 
 def local_engine(target: Path, head: Path | str, **options) -> LocalEngine:
-    options = {"batch_size": 8, "max_rows": 32, "kv_cache_tokens": 256, "eagle_depth": 3, "eagle_top_k": 3} | options
+    options = {"batch_size": 8, "max_rows": 48, "kv_cache_tokens": 256, "eagle_depth": 3, "eagle_top_k": 3} | options
     return LocalEngine(str(target), draft_model="none", eagle_head=head, device="cpu", **options)
 
 
@@ -67,7 +66,7 @@ def forgets(local: LocalEngine):
     rounds = itertools.count()
 
     def forget(trace) -> None:
-        if next(rounds) == 8:
+        if next(rounds) == 7:
             local.target.clear()
 
     return forget
@@ -106,16 +105,16 @@ def test_bitwise_no_layout_changes_a_token_under_any_load(tmp_path, target_dir, 
     check_integrity(local.target)
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_next"])  # sinks and windows; a recurrent state
-def test_a_head_beside_all_other_drafters_changes_no_token_of_other_families(tmp_path, kind):
-    config = tiny_config(config_of_type(kind))
+@pytest.mark.slow
+def test_a_head_beside_all_other_drafters_changes_no_token_of_gpt_oss(tmp_path):
+    """Attention sinks, sliding windows and experts."""
+    config = tiny_config(config_of_type("gpt_oss"))
     config.vocab_size, config.eos_token_id, config.pad_token_id = BYTE_VOCAB_SIZE, END_OF_TURN, PADDING
     config.tie_word_embeddings = False
     with quiet_transformers():
         random_model(config).save_pretrained(tmp_path / "target")
     make_byte_tokenizer().save_pretrained(tmp_path / "target")
-    config = AutoConfig.from_pretrained(tmp_path / "target")
-    head = save_eagle_head(tmp_path / "head", config, tiny_eagle_tensors(config, "eagle3", 9, draft_vocab_size=130))
+    head = save_eagle_head(tmp_path / "head", config, tiny_eagle_tensors(config, "eagle", 9))
     draft = save_tiny_model(tmp_path / "draft", "llama", 5, layers=1)
     drafters = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto"))
     local = LocalEngine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import ModelError
@@ -12,13 +12,20 @@ from actors.models.quiet import quiet_transformers
 from actors.models.random_model import random_model
 from actors.models.tiny_config import config_of_type, tiny_config
 from cluster.offline.engine import LocalEngine
-from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, END_OF_TURN, PADDING, make_byte_tokenizer, save_tiny_model
+from paceline_testing.tiny_models import (
+    BYTE_VOCAB_SIZE,
+    END_OF_TURN,
+    PADDING,
+    make_byte_tokenizer,
+    save_eagle_head,
+    save_tiny_model,
+    tiny_eagle_tensors,
+)
 
 KIND = "qwen3_next"
 NEW_TOKENS = 24
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")] + [[65]]
-# All but `eagle`, which needs a head; MTP heads of such targets are in test_mtp.py.
-DRAFTERS = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto", "eagle"))
+DRAFTERS = tuple(name for name in DRAFTER_NAMES if name not in ("none", "auto"))  # MTP heads are in test_mtp.py
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +43,12 @@ def target(tmp_path_factory):
 @pytest.fixture(scope="module")
 def local(target, tmp_path_factory):
     draft = save_tiny_model(tmp_path_factory.mktemp("draft"), "llama", 5, layers=1)
+    config = AutoConfig.from_pretrained(target)
+    head = save_eagle_head(tmp_path_factory.mktemp("head"), config, tiny_eagle_tensors(config, "eagle", 9))
     return LocalEngine(
         str(target),
         draft_model=str(draft),
+        eagle_head=head,
         drafters=DRAFTERS,
         batch_size=8,
         device="cpu",
@@ -78,6 +88,7 @@ def test_sampled_tokens_are_those_without_drafts_and_alone(drafts_pay, local):
     predictions = [generation.token_ids for generation in plain]
     drafted = local.generate(PROMPTS, predictions=predictions, **options)
     assert [generation.token_ids for generation in drafted] == predictions
+    assert local.core.counters.drafted_tokens["eagle"] > 0
     assert sum(sum(generation.accepted_tokens.values()) for generation in drafted) > 0
 
 
