@@ -62,11 +62,11 @@ def plain(target_dir) -> dict[str, list[list[int]]]:
 
 
 def forgets(local: LocalEngine):
-    """Has the target lose all sequences in a round when all of them are under way."""
+    """Has the target lose all sequences, once among prompts and once later."""
     rounds = itertools.count()
 
     def forget(trace) -> None:
-        if next(rounds) == 7:
+        if next(rounds) in (3, 8):
             local.target.clear()
 
     return forget
