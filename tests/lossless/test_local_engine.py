@@ -210,7 +210,9 @@ def test_lookahead_on_the_target_finds_phrases_and_changes_no_token(model_dirs, 
         engine(model_dirs["qwen3"], ("lookahead",), drafter_options={"lookahead": shape}, max_rows=40)
 
 
-@pytest.mark.parametrize("drafters", [("suffix",), ("soft_ngram", "prompt_lookup"), ("token_recycling", "ngram_table")])
+@pytest.mark.parametrize(
+    "drafters", [("suffix",), ("soft_ngram", "prompt_lookup"), ("token_recycling", "ngram_table", "lookahead")]
+)
 def test_under_rejection_drafts_that_are_not_drawn_change_no_token(model_dirs, drafts_pay, drafters):
     """Their law is the coupled rule's, and so are their tokens, also where they know the answer of the same seed."""
     options = {"max_new_tokens": 30, "temperature": 0.9, "seed": 5, "ignore_eos": True}
