@@ -19,10 +19,9 @@ from actors.eagle.mtp_loading import load_mtp_head
 from actors.eagle.one_pass_drafter import OnePassDrafter
 from actors.engine.attention.choice import has_triton, missing_for_triton_tree
 from actors.engine.attention.flashinfer import wrapper_class
-from actors.engine.attention.latent import cache_latents
-from actors.engine.attention.own_attention import POSITION_COLUMNS
 from actors.engine.cpu_kernels.kernel_choice import fastest_dtype
 from actors.engine.gpu_memory import GpuMeter, gpu_meter
+from actors.engine.kv_bytes import kv_bytes_per_token
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions, RoundLimits
 from actors.engine.rank_group import Leader, least_of_ranks
@@ -33,7 +32,6 @@ from actors.errors import ModelError
 from actors.grammar.grammars import Grammars
 from actors.models.collectives import rank_of_group, sum_in_rank_order, use_symmetric_memory
 from actors.models.dtypes import choose_dtype
-from actors.models.layer_types import WITHOUT_KEYS, layer_types
 from actors.models.loader import (
     DraftModel,
     check_attention,
@@ -135,8 +133,10 @@ def _target_cache(
 ) -> tuple[int, int]:
     """Blocks of the KV cache, those asked for or as many as fit; and recurrent states of prefixes."""
     ranks = options.tensor_parallel
+    if ranks > 1:
+        least_of_ranks(0)  # fails where one could not load, before forwards, which would hang
     state_bytes = recurrent_state_bytes(model)  # before attention of the model is changed
-    bytes_per_token = kv_bytes_per_token(config, model.dtype, ranks, caches_latents=cache_latents(model))
+    bytes_per_token = kv_bytes_per_token(model)
     tokens = options.kv_cache_tokens
     states_share = _CACHED_STATES_SHARE if state_bytes and options.prefix_cache else 0.0
     if tokens is None:
@@ -241,14 +241,16 @@ def _load_draft(source: ModelSource, options: DraftOptions, ranks: int) -> tuple
     if mask_token is not None:
         silence_mask_token(draft.model, mask_token, draft.token_ids)
         logger.info("draft model %s guesses all tokens of a draft in one forward (%s)", source.spec, kind_of(config))
-    bytes_per_token = kv_bytes_per_token(config, draft.model.dtype, ranks, caches_latents=cache_latents(draft.model))
+    if ranks > 1:
+        least_of_ranks(0)  # fails where one could not load, before forwards, which would hang
+    bytes_per_token = kv_bytes_per_token(draft.model)
     tokens = options.kv_cache_tokens
     if tokens is None:
         num_bytes = _bytes_for_draft_model(options, meter)
         tokens = min(_tokens_that_fit(num_bytes, bytes_per_token, config), _MAX_AUTO_TOKENS)
     num_blocks = _blocks_of(tokens, options.block_size)
     if ranks > 1:
-        num_blocks = least_of_ranks(num_blocks)  # fails where one could not load, before what would hang
+        num_blocks = least_of_ranks(num_blocks)
         if draft.model.device.type == "cuda":
             use_symmetric_memory(draft.model.device, draft.model.dtype)
     return draft, EngineOptions(
@@ -277,29 +279,6 @@ def _check_attention(options: ModelOptions, device: str) -> None:
     missing = missing_for_triton_tree(torch.device(device)) if options.attention == "triton_tree" else None
     if missing is not None:
         raise ModelError(f"attention is 'triton_tree' with device {device!r}; it needs {missing}: choose 'padded'")
-
-
-def kv_bytes_per_token(
-    config: PretrainedConfig, dtype: torch.dtype, tensor_parallel: int = 1, *, caches_latents: bool = True
-) -> int:
-    """Bytes of keys and values of one token on one rank; with an encoder, of a token of either side.
-
-    caches_latents: see `cache_latents`; without meaning for models that have none.
-    """
-    text = config.get_text_config(decoder=True)
-    layers = getattr(text, "num_decoder_layers", None) or text.num_hidden_layers
-    layers -= sum(kind in WITHOUT_KEYS for kind in layer_types(config))
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    if text.model_type == "falcon":
-        kv_heads = 1 if text.multi_query and not text.new_decoder_architecture else text.num_kv_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    key_and_value = 2 * head_dim + (POSITION_COLUMNS if text.model_type in ("bloom", "mpt") else 0)
-    if getattr(text, "kv_lora_rank", None):
-        if caches_latents:  # which every rank holds whole
-            return int(layers * (text.kv_lora_rank + text.qk_rope_head_dim) * dtype.itemsize)
-        key_and_value = text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
-    return int(layers * -(-kv_heads // tensor_parallel) * key_and_value * dtype.itemsize)
 
 
 def _bytes_for_target(

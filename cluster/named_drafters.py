@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.drafters.registry import EAGLE, expand_drafters, source_of_pool
+from actors.drafters.registry import DRAFT_MODEL, EAGLE, OUROBOROS, expand_drafters, source_of_pool
 from actors.errors import InvalidRequest
 from cluster.config import ClusterConfig
 
@@ -12,8 +12,8 @@ _FIELD = "speculation.drafters"
 def named_drafters(config: ClusterConfig) -> tuple[str, ...]:
     """The distinct drafters, in order; () for none.
 
-    Raises InvalidRequest for names of no drafter, for a head that there is not, and where drafters are named but not
-    that of a further draft model, whose workers would idle.
+    Raises InvalidRequest for names of no drafter, for a head that there is not, for drafters that all lack their draft
+    model, and where drafters are named but not that of a further draft model, whose workers would idle.
     """
     has_head = config.target.eagle_head != "none"
     names = expand_drafters(
@@ -25,6 +25,9 @@ def named_drafters(config: ClusterConfig) -> tuple[str, ...]:
     )
     if EAGLE in names and not has_head:
         raise InvalidRequest(_FIELD, EAGLE, "target.eagle_head must name a head to use it")
+    if names and {*names} <= {DRAFT_MODEL, OUROBOROS} and (config.draft.model == "none" or not config.draft.workers):
+        limit = "draft.model must name a model, and draft.workers be at least 1, to use it alone"
+        raise InvalidRequest(_FIELD, ", ".join(names), limit)
     for pool in config.more_drafts if names else ():
         source = source_of_pool(pool)
         if source not in names:

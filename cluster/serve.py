@@ -13,16 +13,12 @@ from ray import serve
 from actors.drafters.registry import (
     DRAFT_MODEL,
     EAGLE,
-    LOOKAHEAD,
     OUROBOROS,
-    RETRIEVAL,
-    check_options,
-    create_drafters,
     expand_drafters,
     most_successors,
 )
 from actors.drafters.retrieval import open_corpora
-from actors.errors import InvalidRequest, ModelError
+from actors.errors import ModelError
 from actors.models.catalog import Progress, resolve_model, silent
 from actors.models.loader import (
     ModelInfo,
@@ -45,18 +41,15 @@ from actors.workers.draft_pool import draft_pool_application
 from actors.workers.gpu_shares import GpuDemand, needed_gpus, share_gpus
 from actors.workers.settings import DraftSettings, TargetSettings
 from actors.workers.target_group import target_group_application
-from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.promotion import PromotionSource
 from cluster.cache.regions import RegionsSource
-from cluster.config import NO_CACHE, ClusterConfig, DraftConfig, DraftModelConfig, TargetConfig, check_devices
+from cluster.config import ClusterConfig, DraftConfig, DraftModelConfig, TargetConfig, check_devices
 from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
-from cluster.named_drafters import named_drafters
 from cluster.node_metrics import MOST_ON_PAGE
-from cluster.router.cpu_drafting import check_required_rows
+from cluster.router.configured_drafters import checked_drafters
 from cluster.router.deployment import RouterSettings, router_application
-from cluster.router.draft_budget import USUAL_DRAFT_ROWS
 from cluster.router.prefill_budget import round_limits
 from cluster.tenants.access import TenantAccess, tenant_access
 from cluster.text.tools.detect import format_of
@@ -145,7 +138,7 @@ def plan_cluster(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_devices(config)
-    drafters = named_drafters(config)
+    drafters = checked_drafters(config)
     _check_head_is_there(config.target.eagle_head)
     source = resolve_model(config.target.model, home, progress)
     info = read_model_info(source, config.target.served_name)
@@ -153,10 +146,7 @@ def plan_cluster(
     check_exact(config.target)
     check_tensor_parallel(source, config.target.tensor_parallel)
     if config.speculation.corpora:
-        _check_corpora(config.speculation.corpora, drafters, info.tokenizer_fingerprint)
-    delta_bytes = 0 if config.cache.url == NO_CACHE else DELTA_BYTES
-    least_rows = config.speculation.max_rows or USUAL_DRAFT_ROWS
-    _check_drafter_options(config.speculation.drafter_options, drafters, least_rows, delta_bytes)
+        open_corpora(config.speculation.corpora, info.tokenizer_fingerprint)
     draft, builds_drafter = None, False
     if any(name in drafters for name in (DRAFT_MODEL, OUROBOROS)) and config.draft.workers > 0:
         draft, builds_drafter = _draft_model(config.draft, source, info, home, progress)
@@ -312,28 +302,6 @@ def device_elsewhere(device: str) -> str:
     """For `plan_cluster`, where models run on other nodes than this one: what is named need not be here. `auto` is what
     there is here."""
     return choose_device(device) if device == "auto" else device
-
-
-def _check_corpora(corpora: tuple[Path, ...], drafters: tuple[str, ...], tokenizer_fingerprint: str) -> None:
-    """Raises ModelError for one that cannot be used, InvalidRequest where nothing would draft from them."""
-    if RETRIEVAL not in drafters:
-        limit = f"speculation.drafters must include {RETRIEVAL} to use it"
-        raise InvalidRequest("speculation.corpora", str(corpora[0]), limit)
-    open_corpora(corpora, tokenizer_fingerprint)
-
-
-def _check_drafter_options(
-    options: Mapping[str, Mapping[str, object]], drafters: tuple[str, ...], max_rows: int, delta_bytes: int
-) -> None:
-    """Make the drafters once that have options or require rows. Raises InvalidRequest for an option or a value that one
-    refuses, and for rows that a round has no room for."""
-    checked = check_options(drafters, options, "speculation.drafter_options")
-    wanted = {*checked, LOOKAHEAD} & set(drafters)
-    made = [
-        create_drafters((name,), delta_bytes=delta_bytes, options={name: checked.get(name, {})})
-        for name in sorted(wanted)
-    ]
-    check_required_rows([drafter for one in made for drafter in one.values()], max_rows)
 
 
 def cluster_application(plan: ClusterPlan) -> serve.Application:

@@ -61,7 +61,6 @@ _MODEL_SOURCES = (
 # whether they pay or not, and where each further row costs as much as the first, they rarely do.
 _IN_AUTO = frozenset({CACHE, GRAMMAR, "prediction", RETRIEVAL, SOFT_NGRAM, "suffix"})
 _NOT_DRAFTERS = frozenset({"contract", "registry"})
-_NOT_UNDER_REJECTION = frozenset({LOOKAHEAD})  # its window needs rows in every round, which a chain has no place for
 
 CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
     sorted(
@@ -73,15 +72,7 @@ CPU_DRAFTER_NAMES: tuple[str, ...] = tuple(
 # All sources by name, without those of further pools. If several of a sequence's sources are on one pool of draft
 # workers, the first one drafts.
 SOURCES: Mapping[str, DraftSource] = MappingProxyType(
-    {
-        name: DraftSource(
-            name,
-            "router",
-            in_auto=name in _IN_AUTO,
-            under_rejection="none" if name in _NOT_UNDER_REJECTION else "tree",
-        )
-        for name in CPU_DRAFTER_NAMES
-    }
+    {name: DraftSource(name, "router", in_auto=name in _IN_AUTO) for name in CPU_DRAFTER_NAMES}
     | {source.name: source for source in _MODEL_SOURCES}
 )
 DRAFTER_NAMES: tuple[str, ...] = (AUTO, NONE, *sorted(source.name for source in _MODEL_SOURCES), *CPU_DRAFTER_NAMES)
@@ -218,8 +209,8 @@ def expand_drafters(
         return ()
     can_draft = any(name == AUTO or name in of_pools or SOURCES[name].under_rejection != "none" for name in names)
     if acceptance == "rejection" and names and not can_draft:
-        idle = " and ".join(name for name, source in SOURCES.items() if source.under_rejection == "none")
-        limit = f"under acceptance 'rejection' {idle} do not draft; name another, alone or with others, or {NONE}"
+        idle = " or ".join(name for name, source in SOURCES.items() if source.under_rejection == "none")
+        limit = f"under acceptance 'rejection' there is no {idle}; name another, alone or with others, or {NONE}"
         raise InvalidRequest(field, ", ".join(names), limit)
     is_there = {"router": True, "target": has_head, "draft_worker": has_draft_model}
     auto = [source.name for source in SOURCES.values() if source.in_auto and is_there[source.place]]

@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from actors.engine.attention.carried_plan import carry_plans
-from actors.engine.attention.interface import PlanLost, Scoring
-from actors.engine.attention.latent import latent_projection
+from actors.engine.attention.interface import ATTENTION_NAME, PlanLost, Scoring
+from actors.engine.attention.latent import cache_latents, latent_projection
+from actors.engine.attention.own_attention import replace_own_attention
 from actors.engine.decoder_layers import decoder_layers, num_decoder_layers
 from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
@@ -113,8 +114,14 @@ def _probe(model: PreTrainedModel) -> ShapeProbe:
 
 @torch.inference_mode()
 def layer_shapes(model: PreTrainedModel) -> list[LayerShape]:
-    """The shapes of all attention layers. With tensor parallelism all ranks call this at once. Raises ModelError for a
-    model with attention that goes another way."""
+    """Lets a model attend through the paged cache, in place, and returns the shapes of all its layers there.
+
+    Doing so again changes nothing. With tensor parallelism all ranks call this at once. Raises ModelError for a model
+    with attention that goes another way.
+    """
+    model.set_attn_implementation(ATTENTION_NAME)
+    replace_own_attention(model)
+    cache_latents(model)
     try:
         probe = _probe(model)
     except PlanLost:

@@ -19,6 +19,7 @@ from actors.draft_tree import DraftTree
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
+from actors.engine.kv_bytes import kv_bytes_per_token
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.runner import make_runner
@@ -127,7 +128,13 @@ def _prompts() -> list[list[int]]:
 
 def _difference(model: PreTrainedModel, reference: _Reference) -> str | None:
     """What the engine computes otherwise, or None. Raises ModelError for a model that the engine refuses."""
+    bytes_per_token = kv_bytes_per_token(copy.deepcopy(model))
     runner = make_runner(copy.deepcopy(model), _NUM_BLOCKS * _BLOCK_SIZE)
+    kv = runner.kv
+    if kv.num_slots and kv.num_bytes != (kv.num_slots + 1) * bytes_per_token:
+        return (
+            f"a token takes {kv.num_bytes / (kv.num_slots + 1):.0f} bytes of the cache; {bytes_per_token} are counted"
+        )
     difference = _difference_of_logits(runner, reference)
     if difference is None:
         engine = TargetEngine(model, EngineOptions(_NUM_BLOCKS, _BLOCK_SIZE))

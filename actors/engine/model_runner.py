@@ -15,9 +15,7 @@ from actors.engine.arena import Arena, Part
 from actors.engine.attention.choice import choose_attention, has_varlen_kernel
 from actors.engine.attention.exact import ExactPlan
 from actors.engine.attention.flashinfer import FlashInfer, FlashInferPlan
-from actors.engine.attention.interface import ATTENTION_NAME, AttentionPlan
-from actors.engine.attention.latent import cache_latents
-from actors.engine.attention.own_attention import replace_own_attention
+from actors.engine.attention.interface import AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
 from actors.engine.attention.prompt_chunks import may_have_chunks, pack_chunks
 from actors.engine.batch import PackedBatch, SequenceRows, pack
@@ -74,9 +72,6 @@ class ModelRunner:
             # torch prefers cuDNN for masked attention on Hopper, which builds a plan for each new context length.
             torch.backends.cuda.enable_cudnn_sdp(False)
         check_layers(model, exact, self.layer_types)
-        model.set_attn_implementation(ATTENTION_NAME)
-        replace_own_attention(model)
-        cache_latents(model)
         shapes = layer_shapes(model)
         if exact == "default" and self._attention == "padded" and self.device.type == "cpu" and not is_eager:
             fuse_layers(model, shapes, choose_panels)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.errors import ModelError
+from actors.models.loaded_weights import check_loaded
 from actors.models.quiet import quiet_transformers
 
 
@@ -25,13 +26,15 @@ def convert_gguf(gguf: Path, out: Path, progress: Callable[[str, int, int], None
             progress("reading the tokenizer", 0, 1)
             tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
             with _tensor_progress(progress):
-                model = AutoModelForCausalLM.from_pretrained(
+                model, info = AutoModelForCausalLM.from_pretrained(
                     str(gguf.parent),
                     gguf_file=gguf.name,
                     quantization_config=GgufConfig(dequantize=True),
                     dtype=torch.float32,
                     trust_remote_code=False,
+                    output_loading_info=True,
                 )
+            check_loaded(model, info)
         except Exception as error:  # the reader raises whatever a malformed file makes it trip over
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelError(f"{gguf}: cannot be read as a GGUF language model: {reason}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from actors.errors import ModelError
 from actors.models.dtypes import choose_dtype
 from actors.models.layer_types import has_recurrent_state
+from actors.models.loaded_weights import check_loaded
 from actors.models.quiet import quiet_transformers
 from actors.models.rank_plans import add_biases_once, check_own_plan, plan_of, with_own_plan
 from actors.models.source import ModelSource
@@ -91,11 +92,26 @@ def read_config(source: ModelSource) -> PretrainedConfig:
 def load_config(source: ModelSource) -> PretrainedConfig:
     """The model's configuration. Raises ModelError unless it is a language model from text to text that `transformers`
     knows: decoder-only, or encoder-decoder."""
+    from transformers import PreTrainedConfig
+
     config = read_config(source)
     problem = generation_problem(config)
     if problem is not None:
         raise ModelError(f"model {source.spec!r}: {config.model_type} {problem}")
+    with _naming_config(source):
+        if not isinstance(config.get_text_config(), PreTrainedConfig):
+            raise TypeError("its language model is no object")
+        length_limits(config)
     return config
+
+
+@contextlib.contextmanager
+def _naming_config(source: ModelSource) -> Iterator[None]:
+    """Turn what a value of a wrong type makes the block raise into ModelError."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(f"model {source.spec!r}: config.json cannot be used: {_one_line(error)}") from None
 
 
 def generation_problem(config: PretrainedConfig) -> str | None:
@@ -263,7 +279,7 @@ def _load_model(
     if stored is not None:
         check_stored_quantization(source, stored, quantization, device)
     torch_dtype = getattr(torch, choose_dtype(dtype, config, device))
-    options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False}
+    options: dict[str, Any] = {"dtype": torch_dtype, "trust_remote_code": False, "output_loading_info": True}
     divides_mixers = quantization == "none" and stored is None  # weights that are cut after loading
     if tensor_parallel > 1:
         options["distributed_config"] = _distributed_config(source, config, tensor_parallel)
@@ -286,7 +302,8 @@ def _load_model(
                 check_device(quantization, torch.device(device))
                 options["quantization_config"] = WhileLoading(quantization, tensor_parallel, keep_head)
                 reading.enter_context(read_by_tensor())
-            model = kind.from_pretrained(source.path, **options)
+            model, info = kind.from_pretrained(source.path, **options)
+            check_loaded(model, info, is_quantized=stored is not None)
     except ModelError as error:
         raise ModelError(f"model {source.spec!r}: {error}") from None
     except Exception as error:
@@ -384,13 +401,16 @@ def read_model_info(source: ModelSource, served_name: str | None = None) -> Mode
     config = load_config(source)
     text = config.get_text_config()
     max_len, max_side_len = length_limits(config)
+    with _naming_config(source):
+        vocab_size, num_layers, hidden_size = map(int, (text.vocab_size, text.num_hidden_layers, text.hidden_size))
+        eos_token_ids = eos_token_ids_of(source, text)
     return ModelInfo(
         name=served_name or source.name,
-        vocab_size=int(text.vocab_size),
+        vocab_size=vocab_size,
         max_model_len=max_len,
-        eos_token_ids=eos_token_ids_of(source, text),
-        num_layers=int(text.num_hidden_layers),
-        hidden_size=int(text.hidden_size),
+        eos_token_ids=eos_token_ids,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
         weights_fingerprint=source.weights_fingerprint(),
         tokenizer_fingerprint=source.tokenizer_fingerprint(),
         max_side_len=max_side_len,

@@ -70,7 +70,7 @@ class TargetWriter:
         info: ModelInfo,
         recipe: DrafterRecipe | HeadRecipe,
     ) -> None:
-        from actors.build import kv_bytes_per_token
+        from actors.engine.kv_bytes import unpaged_kv_bytes_per_token
 
         self._target = target
         self._tokenizer = tokenizer
@@ -78,7 +78,7 @@ class TargetWriter:
         self._answer_tokens = min(recipe.answer_tokens, max(1, info.max_model_len // 2))
         self._prompt_tokens = max(1, min(_MAX_PROMPT_TOKENS, info.max_model_len - self._answer_tokens))
         self._rows = recipe.write_rows
-        self._bytes_per_token = kv_bytes_per_token(target.config, target.dtype)
+        self._bytes_per_token = unpaged_kv_bytes_per_token(target)
         self._seed = recipe.seed
 
     def split(self, prompts: Sequence[str] | None) -> tuple[list[str], Iterator[str]]:

@@ -31,7 +31,7 @@ from actors.pool_names import FIRST_POOL
 from actors.workers.change_log import ChangeLog
 from actors.workers.demand import DraftDemand, RouterDemands, TargetDemand
 from actors.workers.leases import Leases
-from actors.workers.model_changes import ModelTurns, WantedModel
+from actors.workers.model_changes import ModelTurns, WantedModel, add_refusal
 from actors.workers.waiting import Waiting
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Kept(msgspec.Struct):
     groups: int = 0  # number of target groups; 0: as the load asks for
     workers: dict[str, int] = {}  # number of draft workers by pool; 0: as the load asks for
     models: dict[str, WantedModel] = {}  # by pool
+    refusals: dict[str, dict[str, str]] = {}  # by pool and worker: why it could not load the pool's model of `models`
     # Callers renew at the 1st, 2nd, 4th or ... interval, for leases that are as many times as long.
     stretch: int = 1
 
@@ -259,9 +260,10 @@ class Directory:
 
     def want_model(self, pool: str, spec: str) -> WantedModel:
         """Have a pool's workers run this model, one after the other. "": the model of the configuration."""
-        wanted = WantedModel(spec, self.wanted_model(pool).number + 1)
+        # Of the time: a directory that is made anew must give no number that workers have followed already.
+        wanted = WantedModel(spec, max(time.time_ns(), self.wanted_model(pool).number + 1))
         self._kept.models[pool] = wanted
-        self._turns.forget_refusals(pool)
+        self._kept.refusals.pop(pool, None)
         return wanted
 
     def wanted_model(self, pool: str) -> WantedModel:
@@ -280,11 +282,11 @@ class Directory:
     def refuse_model(self, pool: str, worker: str, number: int, reason: str) -> None:
         """The worker could not load the wanted model of that number, and keeps the one it has."""
         if number == self.wanted_model(pool).number:
-            self._turns.refuse(pool, worker, reason)
+            add_refusal(self._kept.refusals.setdefault(pool, {}), worker, reason)
 
     def refusals(self, pool: str) -> list[str]:
         """Why workers could not load the model that is wanted, one reason a worker."""
-        return self._turns.refusals(pool)
+        return list(self._kept.refusals.get(pool, {}).values())
 
     def draft_demand(self, pool: str = FIRST_POOL) -> DraftDemand:
         """Combined demand on a pool's workers of the routers that reported lately, and their number set by hand."""
@@ -411,6 +413,10 @@ class DirectoryActor(Directory):
         wanted = super().want_model(pool, spec)
         self._keep()
         return wanted
+
+    def refuse_model(self, pool: str, worker: str, number: int, reason: str) -> None:
+        super().refuse_model(pool, worker, number, reason)
+        self._keep()
 
     def _change_stretch(self, stretch: int) -> None:
         super()._change_stretch(stretch)

@@ -254,6 +254,7 @@ class DraftReplica:
             call = getattr(directory, method).remote(self._configured.pool, *arguments)
             return ray.get(call, timeout=_DIRECTORY_S)
         except (RayError, ValueError, TimeoutError):
+            self._directory = None  # it may have been made anew
             return None
 
 

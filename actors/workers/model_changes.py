@@ -19,7 +19,7 @@ class WantedModel(msgspec.Struct, frozen=True):
     """What a pool's workers are to run."""
 
     spec: str = ""  # as `resolve_model` reads it; "": the model of the configuration
-    number: int = 0  # rises with each word from the operator; 0: there was none
+    number: int = 0  # rises with each word from the operator, whichever directory heard it; 0: there was none
 
 
 @dataclass(slots=True)
@@ -29,14 +29,13 @@ class _Turn:
 
 
 class ModelTurns:
-    """Gives turns, which expire if they are not renewed within `ttl_s` seconds, and keeps what workers say of models
-    that they could not load. Workers have names of their own here, which a change of the model does not change."""
+    """Gives turns, which expire if they are not renewed within `ttl_s` seconds. Workers have names of their own here,
+    which a change of the model does not change."""
 
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
         self._turns: dict[str, _Turn] = {}  # by pool
-        self._refusals: dict[str, dict[str, str]] = {}  # by pool and worker: why
 
     def take(self, pool: str, worker: str) -> bool:
         """Whether it is this worker's turn from now on. Renews a turn that it has."""
@@ -52,18 +51,10 @@ class ModelTurns:
         if turn is not None and turn.worker == worker:
             del self._turns[pool]
 
-    def refuse(self, pool: str, worker: str, reason: str) -> None:
-        """The worker keeps the model that it has, because it cannot load the other one. The latest 64 are kept."""
-        reasons = self._refusals.setdefault(pool, {})
-        reasons.pop(worker, None)
-        reasons[worker] = reason[:_MOST_CHARACTERS]
-        if len(reasons) > _MOST_REFUSALS:
-            del reasons[next(iter(reasons))]
 
-    def refusals(self, pool: str) -> list[str]:
-        """Reasons, one from each worker that has refused what is wanted now."""
-        return list(self._refusals.get(pool, {}).values())
-
-    def forget_refusals(self, pool: str) -> None:
-        """Another model is wanted."""
-        self._refusals.pop(pool, None)
+def add_refusal(reasons: dict[str, str], worker: str, reason: str) -> None:
+    """Add why a worker keeps the model that it has. reasons: by worker, those of a pool; the latest 64 are kept."""
+    reasons.pop(worker, None)
+    reasons[worker] = reason[:_MOST_CHARACTERS]
+    if len(reasons) > _MOST_REFUSALS:
+        del reasons[next(iter(reasons))]

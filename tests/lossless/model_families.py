@@ -21,7 +21,7 @@ from actors.engine.model_check import ModelCheck, check_model_type
 
 MODEL_TYPES = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES})
 BEGIN, END = "<!-- families of models -->", "<!-- end of families -->"
-_COUNTS = re.compile(r"(\d+) of the (\d+) model types")
+_COUNTS = re.compile(r"(\d+) of the (\d+) model types[^.]*?(\d+)[^.]*?(\d+)")
 
 
 def check_all() -> dict[str, ModelCheck]:
@@ -59,7 +59,8 @@ def with_tables(page: str, tables: str) -> str:
 
 
 def counts_in(page: str) -> tuple[str, ...]:
-    """The exact model types and all, as a page's text names them first. Raises ValueError if it does not."""
+    """The exact model types, all, those with chains only, and the refused ones, as a page's text names them first.
+    Raises ValueError if it does not."""
     found = _COUNTS.search(page)
     if found is None:
         raise ValueError(f"the page does not say {_COUNTS.pattern!r}")

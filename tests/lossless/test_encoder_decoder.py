@@ -23,10 +23,11 @@ from transformers import (
     T5Config,
 )
 
-from actors.build import build_draft_engine, build_target_engine, kv_bytes_per_token
+from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
+from actors.engine.kv_bytes import kv_bytes_per_token
 from actors.engine.options import EngineOptions
 from actors.engine.target_engine import TargetEngine
 from actors.errors import InvalidRequest, ModelError
@@ -280,7 +281,7 @@ def test_the_cache_is_counted_as_large_as_it_is(config):
     cache = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).past_key_values
     for side in (cache.self_attention_cache, cache.cross_attention_cache):
         num_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in side.layers)
-        assert num_bytes == 7 * kv_bytes_per_token(config, torch.float32)
+        assert num_bytes == 7 * kv_bytes_per_token(model)
 
 
 # --- trees

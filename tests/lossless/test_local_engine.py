@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.drafters.registry import DRAFTER_NAMES
 from actors.errors import InvalidRequest, ModelError
+from actors.lookahead.window import LookaheadWindow
 from actors.models.loader import load_config
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
 from cluster.config import ClusterConfig
@@ -209,7 +210,9 @@ def test_lookahead_on_the_target_finds_phrases_and_changes_no_token(model_dirs, 
         engine(model_dirs["qwen3"], ("lookahead",), drafter_options={"lookahead": shape}, max_rows=40)
 
 
-@pytest.mark.parametrize("drafters", [("suffix",), ("soft_ngram", "prompt_lookup"), ("token_recycling", "ngram_table")])
+@pytest.mark.parametrize(
+    "drafters", [("suffix",), ("soft_ngram", "prompt_lookup"), ("token_recycling", "ngram_table", "lookahead")]
+)
 def test_under_rejection_drafts_that_are_not_drawn_change_no_token(model_dirs, drafts_pay, drafters):
     """Their law is the coupled rule's, and so are their tokens, also where they know the answer of the same seed."""
     options = {"max_new_tokens": 30, "temperature": 0.9, "seed": 5, "ignore_eos": True}
@@ -222,21 +225,21 @@ def test_under_rejection_drafts_that_are_not_drawn_change_no_token(model_dirs, d
     assert local.core.counters.invalid_trees.total() == 0
 
 
-def test_a_request_under_rejection_has_no_window(model_dirs):
-    local = engine(model_dirs["llama"], ("lookahead", "draft_model"), 8, acceptance="rejection")
+def test_a_request_under_rejection_has_phrases_but_no_window(model_dirs, monkeypatch):
+    monkeypatch.setattr(LookaheadWindow, "add_to", lambda *_: pytest.fail("a window"))
+    local = engine(model_dirs["llama"], ("lookahead",), 8, acceptance="rejection")
     generations = local.generate(PROMPTS, max_new_tokens=NEW_TOKENS)
     assert [generation.token_ids for generation in generations] == transformers_greedy(model_dirs["llama"][0])
-    assert all("lookahead" not in generation.accepted_tokens for generation in generations)
-    assert local.core.counters.drafted_tokens["lookahead"] == 0
+    assert local.core.counters.drafted_tokens["lookahead"] > 0
 
 
 def test_under_rejection_drafters_that_cannot_draft_are_refused(model_dirs):
-    reason = r"^drafters is 'lookahead'; under acceptance 'rejection' lookahead and ouroboros do not draft"
+    reason = r"^drafters is 'ouroboros'; under acceptance 'rejection' there is no ouroboros"
     with pytest.raises(InvalidRequest, match=reason):
-        engine(model_dirs["llama"], ("lookahead",), acceptance="rejection")
-    local = engine(model_dirs["llama"], ("lookahead", "suffix", "draft_model"), acceptance="rejection")
+        engine(model_dirs["llama"], ("ouroboros",), acceptance="rejection")
+    local = engine(model_dirs["llama"], ("ouroboros", "suffix", "draft_model"), acceptance="rejection")
     with pytest.raises(InvalidRequest, match=reason):
-        local.generate(PROMPTS[:1], drafters=["lookahead"])
+        local.generate(PROMPTS[:1], drafters=["ouroboros"])
     for drafters in (None, (), ("auto",), ("draft_model", "suffix"), ("suffix",)):
         (answer,) = local.generate(PROMPTS[:1], drafters=drafters, max_new_tokens=2, ignore_eos=True)
         assert len(answer.token_ids) == 2

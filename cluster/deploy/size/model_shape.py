@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actors.errors import InvalidRequest, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _ATTENDING_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _PARALLEL = "pard-"  # before a known name: the parallel draft model that was trained from it
@@ -96,6 +100,14 @@ def find_model(spec: str, field: str) -> ModelShape:
     raise InvalidRequest(field, spec, limit)
 
 
+def _has_several_sizes(config: PretrainedConfig) -> bool:
+    """Whether heads differ between layers (Gemma 4, MiMo V2), or values from keys."""
+    if getattr(config, "per_layer_config", None) or getattr(config, "swa_num_key_value_heads", None):
+        return True
+    key_dim, value_dim = getattr(config, "head_dim", None), getattr(config, "v_head_dim", None)
+    return bool(key_dim and value_dim and key_dim != value_dim)
+
+
 def read_model_shape(directory: Path, field: str) -> ModelShape:
     """Count the model that `transformers` makes of the config.json, without memory for its weights.
 
@@ -118,6 +130,8 @@ def read_model_shape(directory: Path, field: str) -> ModelShape:
         problem = "compresses its KV cache, which is not modelled"
     elif other := set(getattr(config, "layer_types", None) or ()) - _ATTENDING_LAYERS:
         problem = f"has layers without a KV cache ({', '.join(sorted(other))}), which are not modelled"
+    elif _has_several_sizes(config):
+        problem = "has layers with keys and values of several sizes, which are not modelled"
     if problem:
         raise InvalidRequest(field, str(directory), f"{config.model_type} {problem}")
     try:

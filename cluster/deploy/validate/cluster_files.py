@@ -54,10 +54,9 @@ def _check_cluster(config: ClusterConfig) -> None:
     speculation = config.speculation
     if speculation.drafters == ("auto",) and not speculation.drafter_options:
         return
-    from actors.drafters.registry import check_options  # they take their time to load
-    from cluster.named_drafters import named_drafters
+    from cluster.router.configured_drafters import checked_drafters  # takes its time to load
 
-    check_options(named_drafters(config), speculation.drafter_options, "speculation.drafter_options")
+    checked_drafters(config)
 
 
 def _keys_at(where: Location) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from actors.errors import InvalidRequest
 from actors.options import DraftPoolOptions
 from actors.pool_names import DRAFT_POOL, deployment_of
 from cluster.config import ClusterConfig
@@ -19,7 +20,7 @@ DEPLOYMENTS = ("Gateway", "Router", DRAFT_POOL, "TargetGroup")
 
 def cluster_demands(config: ClusterConfig) -> list[Demand]:
     """One replica of each deployment, but all target groups that there may be, and as many routers.
-    Where the device is `auto`, it may turn out to be the CPU."""
+    Where the device is `auto`, it may turn out to be the CPU. Raises InvalidRequest for drafters that cannot be."""
     groups = config.target.most_groups
     rank = {"CPU": 1.0, "GPU": config.target.gpus or 1.0} if config.target.device.startswith("cuda") else {"CPU": 1.0}
     demands = [
@@ -27,9 +28,11 @@ def cluster_demands(config: ClusterConfig) -> list[Demand]:
         Demand("Router", ({"CPU": 0.1},), replicas=groups),
         Demand("TargetGroup", ({"CPU": 0.1}, *(rank for _ in range(config.target.tensor_parallel))), True, groups),
     ]
-    if config.draft.workers > 0 and config.draft.model != "none":
+    uses_first, uses_others = _used_pools(config)
+    if uses_first and config.draft.workers > 0 and config.draft.model != "none":
         demands.append(_draft_demand(DRAFT_POOL, config.draft))
-    demands += [_draft_demand(deployment_of(pool), options) for pool, options in config.more_drafts.items()]
+    if uses_others:
+        demands += [_draft_demand(deployment_of(pool), options) for pool, options in config.more_drafts.items()]
     return demands
 
 
@@ -39,6 +42,17 @@ def _draft_demand(name: str, options: DraftPoolOptions) -> Demand:
     return Demand(name, ({"CPU": 0.5 if ranks == 1 else 1.0, "GPU": gpus},) * ranks, on_one_node=ranks > 1)
 
 
+def _used_pools(config: ClusterConfig) -> tuple[bool, bool]:
+    """Whether the first draft model drafts, and whether the others do. Raises InvalidRequest."""
+    if config.speculation.drafters == ("auto",):
+        return True, True
+    from actors.drafters.registry import DRAFT_MODEL, OUROBOROS  # take their time to load
+    from cluster.named_drafters import named_drafters
+
+    names = named_drafters(config)
+    return not {DRAFT_MODEL, OUROBOROS}.isdisjoint(names), bool(names)
+
+
 def demands_of(config: dict[str, Any]) -> Iterator[Demand]:
     """The demands of all applications, with what their deployments override."""
     for _, application in items(config, "applications"):
@@ -46,9 +60,9 @@ def demands_of(config: dict[str, Any]) -> Iterator[Demand]:
         if application.get("import_path") == BUILDER:
             try:
                 parsed = ClusterConfig.model_validate(mapping(application, "args"))
-            except ValidationError:
+                own = {demand.name: demand for demand in cluster_demands(parsed)}
+            except (ValidationError, InvalidRequest):
                 continue  # another check says so
-            own = {demand.name: demand for demand in cluster_demands(parsed)}
         for _, deployment in items(application, "deployments"):
             name = str(deployment.get("name"))
             try:

@@ -1,5 +1,6 @@
 """How engines are built: what is refused, and how much memory keys and values take."""
 
+import copy
 import logging
 import sys
 from contextlib import suppress
@@ -10,7 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from actors import build
-from actors.build import build_draft_engine, build_target_engine, kv_bytes_per_token
+from actors.build import build_draft_engine, build_target_engine
+from actors.engine.kv_bytes import kv_bytes_per_token
+from actors.engine.layer_shapes import layer_shapes
 from actors.engine.options import EngineOptions, RoundLimits
 from actors.engine.recurrent.state_bytes import recurrent_state_bytes
 from actors.engine.target_engine import TargetEngine
@@ -80,7 +83,18 @@ def tiny(kind):
     return random_model(tiny_config(config_of_type(kind)))
 
 
-TINY = ["nemotron_h", "kimi_linear", "minimax", "bloom", "mpt", "falcon"]
+TINY = [
+    "nemotron_h",
+    "kimi_linear",
+    "minimax",
+    "bloom",
+    "mpt",
+    "falcon",
+    "gemma4_text",
+    "dbrx",
+    "jetmoe",
+    "mimo_v2_flash",
+]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +109,24 @@ TINY = ["nemotron_h", "kimi_linear", "minimax", "bloom", "mpt", "falcon"]
 )
 def test_a_token_takes_as_many_bytes_as_the_cache_is_sized_for(make):
     model = make()
-    engine = TargetEngine(model, EngineOptions(40, 4))
+    engine = TargetEngine(copy.deepcopy(model), EngineOptions(40, 4))
     warm_up(engine)
     kv = engine._runner.kv
-    assert kv.num_bytes == (kv.num_slots + 1) * kv_bytes_per_token(model.config, torch.float32)
+    assert kv.num_bytes == (kv.num_slots + 1) * kv_bytes_per_token(model)
+
+
+def test_layers_of_different_sizes_are_loaded(tmp_path):
+    tiny("gemma4_text").save_pretrained(tmp_path)
+    source = ModelSource("m", "m", tmp_path)
+    target = build_target_engine(source, TargetOptions(dtype="float32", device="cpu", kv_cache_tokens=256))
+    assert len(set(layer_shapes(target.model))) == 2
+    build_draft_engine(source, DraftOptions(dtype="float32", device="cpu", kv_cache_tokens=256))
 
 
 def test_states_of_all_sequences_and_their_copies_leave_less_for_keys_and_values(tmp_path, monkeypatch):
     model = tiny("qwen3_next")
     model.save_pretrained(tmp_path)
-    state, token = recurrent_state_bytes(model), kv_bytes_per_token(model.config, torch.float32)
+    state, token = recurrent_state_bytes(model), kv_bytes_per_token(model)
     monkeypatch.setattr(build, "_bytes_for_target", lambda *_: 8000 * token)
     limits = RoundLimits(sequences=3)
     options = TargetOptions(dtype="float32", device="cpu")
@@ -119,7 +141,7 @@ def test_states_of_all_sequences_and_their_copies_leave_less_for_keys_and_values
 def test_no_memory_is_kept_for_states_of_prefixes_where_none_are_cached(tmp_path, monkeypatch):
     model = tiny("qwen3_next")
     model.save_pretrained(tmp_path)
-    state, token = recurrent_state_bytes(model), kv_bytes_per_token(model.config, torch.float32)
+    state, token = recurrent_state_bytes(model), kv_bytes_per_token(model)
     monkeypatch.setattr(build, "_bytes_for_target", lambda *_: 8000 * token)
     options = TargetOptions(dtype="float32", device="cpu", prefix_cache=False)
     engine = build_target_engine(ModelSource("m", "m", tmp_path), options, limits=RoundLimits(sequences=3))

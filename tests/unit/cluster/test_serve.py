@@ -70,7 +70,7 @@ def test_drafting_ahead_is_for_workers_that_have_a_gpu_unless_it_is_set(model):
 def test_drafters_with_the_draft_model_start_its_workers(model, drafters):
     planned = plan(model, model, drafters)
     assert planned.draft.path == model
-    assert planned.num_cpus == pytest.approx(plan(model, "none", drafters).num_cpus + 1.0)
+    assert planned.num_cpus == pytest.approx(plan(model, model, ["suffix"]).num_cpus + 1.0)
     built = plan(model, "auto", drafters)
     assert built.builds_drafter
     assert built.drafters == plan(model, model, drafters).drafters
@@ -100,6 +100,13 @@ def test_a_draft_model_of_another_vocabulary_is_found_out_before_anything_is_sta
 )
 def test_a_cluster_without_a_draft_model_runs_the_other_drafters(model, drafters, running):
     assert plan(model, "none", drafters).drafters == running
+
+
+@pytest.mark.parametrize("options", [{"model": "none"}, {"workers": 0}])
+@pytest.mark.parametrize("drafters", [["draft_model"], ["ouroboros", "draft_model"]])
+def test_drafters_that_all_lack_their_draft_model_are_refused(model, drafters, options):
+    with pytest.raises(InvalidRequest, match=r"draft\.model must name a model"):
+        plan_of(model, {"drafters": drafters}, {"model": str(model), **options})
 
 
 def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond(model):

@@ -130,7 +130,7 @@ def test_the_published_tree_has_its_shape():
 
 
 @pytest.mark.parametrize(("name", "levels"), [("static-80", (8, 21, 25, 15, 8, 3)), ("static-60", (7, 20, 21, 8, 4))])
-def test_the_published_trees_have_their_sizes(name, levels):
+def test_the_trees_that_come_along_have_their_sizes(name, levels):
     drafter = TokenRecyclingDrafter(tree=name)
     tokens = list(range(100))
     drafter.remember(soft_rows(tokens, [[(7 * token + rank) % 100 for rank in range(K)] for token in tokens]))

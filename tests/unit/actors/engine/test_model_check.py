@@ -7,7 +7,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.cache_utils import LinearAttentionLayer
 
-from actors.engine import model_runner
+from actors.engine import model_check, model_runner
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import ShapeProbe
 from actors.engine.model_check import ModelCheck, check_architecture, check_model_type
@@ -63,6 +63,12 @@ def test_keys_that_one_call_overwrites_for_another_are_found(monkeypatch):
     monkeypatch.setattr(ShapeProbe, "attend", lambda probe, *a: (probe._shapes.clear(), attend(probe, *a))[1])
     monkeypatch.setattr(ShapeProbe, "shapes", lambda probe, count, *_: [*probe._shapes.values()] * count)
     assert check_model_type("diffllama").outcome == "wrong"
+
+
+def test_a_cache_of_another_size_than_is_counted_is_found(monkeypatch):
+    monkeypatch.setattr(model_check, "kv_bytes_per_token", lambda _: 7)
+    result = check_model_type("llama")
+    assert (result.outcome, result.reason[-13:]) == ("wrong", "7 are counted")
 
 
 def test_accepted_drafts_that_are_not_moved_into_place_are_found(monkeypatch):

@@ -1,6 +1,7 @@
 """Models load as they are, and what cannot be served is refused before any weight is read."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -48,6 +49,60 @@ def test_a_tiny_model_survives_its_directory(sources, kind):
     assert not torch.equal(fresh(ids).logits, make_tiny_model(kind, seed=5, vocab_size=259)(ids).logits)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope_scaling": {"rope_type": "linear", "factor": "x"}},
+        {"text_config": "x"},
+        {"num_hidden_layers": None},
+        {"eos_token_id": ["x"]},
+    ],
+    ids=str,
+)
+def test_values_of_a_configuration_that_have_a_wrong_type_are_refused(copy_of, values):
+    source = copy_of()
+    file = source.path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    (source.path / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=r"model 'copy': config\.json cannot be used: "):
+        read_model_info(source)
+
+
+def change_weights(source, *, without=(), extra=()):
+    path = source.path / "model.safetensors"
+    weights = {name: weight for name, weight in load_file(path).items() if name not in without}
+    save_file({**weights, **{name: torch.zeros(3) for name in extra}}, path, metadata={"format": "pt"})
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("without", "extra", "told"),
+    [
+        ([UP], [], f"lacks {UP}"),
+        ([UP], ["model.layers.1.mlp.odd"], f"lacks {UP}; it has, and its model has not, model.layers.1.mlp.odd"),
+        ([], [f"model.layers.{i}.self_attn.q_proj.bias" for i in (0, 1)], "has not, model.layers.0.self_attn.q_proj"),
+        ([], ["model.norm.bias"], "model.norm.bias"),
+        ([f"model.layers.{i}.mlp.{n}_proj.weight" for i in (0, 1) for n in ("up", "gate")], [], "and 1 more"),
+    ],
+)
+def test_weights_that_are_missing_and_ones_for_which_there_is_no_place_are_named(copy_of, without, extra, told):
+    source = copy_of()
+    change_weights(source, without=without, extra=extra)
+    with pytest.raises(
+        ModelError, match="model 'copy': its checkpoint (lacks|has).*" + re.escape(told.removeprefix("lacks "))
+    ):
+        load_model(source)
+
+
+def test_a_checkpoint_may_have_more_layers_and_other_parts_than_the_model(copy_of):
+    source = copy_of()
+    extra = ["model.layers.2.mlp.up_proj.weight", "visual.blocks.0.mlp.weight", "mtp.fc.weight", "score.weight"]
+    change_weights(source, extra=[*extra, "model.layers.0.self_attn.masked_bias"])
+    load_model(source)
 
 
 @pytest.mark.parametrize("kind", TINY_KINDS)

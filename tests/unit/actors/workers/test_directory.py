@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.demand import DraftDemand, TargetDemand
-from actors.workers.directory import Directory, WorkerEntry
+from actors.workers.directory import Directory, Kept, WorkerEntry
 from actors.workers.model_changes import WantedModel
 from paceline_testing.clock import Clock
 
@@ -253,16 +254,29 @@ def test_a_number_that_was_set_by_hand_is_told_with_the_demand_until_it_is_taken
 def test_a_model_that_is_wanted_is_told_with_a_number_that_rises_and_refusals_are_those_of_the_last_one():
     directory = Directory(LinkKeys.generate())
     assert directory.wanted_model("draft") == WantedModel("", 0)
-    directory.want_model("draft", "/models/a")
-    directory.refuse_model("draft", "w", 1, "not there")
-    assert (directory.wanted_model("draft"), directory.refusals("draft")) == (
-        WantedModel("/models/a", 1),
-        ["not there"],
-    )
-    directory.want_model("draft", "")
-    directory.refuse_model("draft", "w", 1, "of the one before")
-    assert (directory.wanted_model("draft"), directory.refusals("draft")) == (WantedModel("", 2), [])
+    first = directory.want_model("draft", "/models/a")
+    directory.refuse_model("draft", "w", first.number, "not there")
+    assert first.spec == "/models/a"
+    assert (directory.wanted_model("draft"), directory.refusals("draft")) == (first, ["not there"])
+    second = directory.want_model("draft", "")
+    directory.refuse_model("draft", "w", first.number, "of the one before")
+    assert (directory.wanted_model("draft"), directory.refusals("draft")) == (second, [])
+    assert second.number > first.number
     assert directory.wanted_model("code") == WantedModel("", 0)
+
+
+def test_a_directory_made_anew_wants_no_model_under_a_number_that_workers_have_followed():
+    before, anew = Directory(LinkKeys.generate()), Directory(LinkKeys.generate())
+    followed = [before.want_model("draft", name).number for name in "ab"]
+    assert anew.want_model("draft", "c").number > max(followed)
+
+
+def test_what_a_directory_keeps_over_a_restart_has_the_refusals():
+    directory = Directory(LinkKeys.generate())
+    directory.refuse_model("draft", "w", directory.want_model("draft", "a").number, "not there")
+    restarted = Directory(LinkKeys.generate(), is_restarted=True)
+    restarted._kept = msgspec.json.decode(msgspec.json.encode(directory._kept), type=Kept)
+    assert restarted.refusals("draft") == ["not there"]
 
 
 def test_one_worker_of_a_pool_at_a_time_changes_its_model_and_one_that_is_gone_keeps_no_turn():

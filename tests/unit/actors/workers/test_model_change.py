@@ -8,8 +8,10 @@ import shutil
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayActorError
 
 from actors.links.keys import LinkKeys
 from actors.models.catalog import resolve_model
@@ -83,10 +85,8 @@ def followed(replica: Replica, number: int) -> None:
 
 def test_one_model_at_a_time_is_in_memory_and_one_that_cannot_be_loaded_is_refused_once(replica, models):
     followed(replica, 0)
-    replica.directory.want_model("draft", str(models / "b"))
-    followed(replica, 1)
-    replica.directory.want_model("draft", str(models / "broken"))
-    followed(replica, 2)
+    followed(replica, replica.directory.want_model("draft", str(models / "b")).number)
+    followed(replica, replica.directory.want_model("draft", str(models / "broken")).number)
     assert replica.loads == [("a", False), ("b", False), ("broken", False), ("b", False)]
     (reason,) = replica.directory.refusals("draft")
     assert "broken" in reason
@@ -105,17 +105,40 @@ def test_a_directory_that_restarts_during_a_change_gives_nobody_else_a_turn_unti
         load(settings, number)
 
     replica._load = load_slowly
-    replica.directory.want_model("draft", str(models / "b"))
+    wanted = replica.directory.want_model("draft", str(models / "b"))
     assert loading.wait(PATIENCE_S)
     restarted = Directory(LinkKeys.generate(), ttl_s=0.25, is_restarted=True)
-    restarted.want_model("draft", str(models / "b"))
+    restarted._kept = replica.directory._kept
     replica.directory = restarted
     until = time.monotonic() + 0.4
     while time.monotonic() < until:
         assert not restarted.take_turn("draft", "another worker")
         time.sleep(0.01)
     may_load.set()
-    followed(replica, 1)
+    followed(replica, wanted.number)
     until = time.monotonic() + PATIENCE_S
     while not restarted.take_turn("draft", "another worker"):
         assert time.monotonic() < until
+
+
+class Remote:
+    """A handle of a directory that answers, or of one whose actor has died."""
+
+    def __init__(self, directory: Directory | None) -> None:
+        self._directory = directory
+
+    def __getattr__(self, method: str) -> SimpleNamespace:
+        def call(*arguments: object) -> object:
+            if self._directory is None:
+                raise RayActorError
+            return getattr(self._directory, method)(*arguments)
+
+        return SimpleNamespace(remote=call)
+
+
+def test_a_worker_finds_the_directory_that_was_made_anew(replica, monkeypatch):
+    monkeypatch.setattr(draft_pool, "find_directory", lambda name: Remote(replica.directory))
+    monkeypatch.setattr(draft_pool.ray, "get", lambda answer, timeout: answer)
+    replica._directory = Remote(None)
+    assert DraftReplica._tell(replica, "take_turn", "w") is None
+    assert DraftReplica._tell(replica, "take_turn", "w") is True

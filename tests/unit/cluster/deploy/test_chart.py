@@ -292,6 +292,15 @@ def test_a_draft_pod_holds_all_ranks_of_its_workers(gpus, cpus, pods, tmp_path):
     assert deployment["placement_group_strategy"] == "STRICT_PACK"
 
 
+@pytest.mark.parametrize("drafters", [["none"], ["suffix"], ["suffix", "draft_model"], ["draft_model.code"]])
+def test_gpus_are_asked_for_those_draft_models_that_draft(drafters, tmp_path):
+    more = {"code": {"model": "/models/code"}} if drafters in (["none"], ["draft_model.code"]) else {}
+    config = {"speculation": {"drafters": drafters}, "more_drafts": more}
+    made = objects(merged(profile_values("prod-70b"), {"config": config}))
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    assert validate([tmp_path], CRDS if CRDS.is_dir() else None).findings == []
+
+
 def test_there_may_be_room_for_more_pods_than_come_by_themselves():
     group = groups_of(objects({"draft": {"maxReplicas": 12}}))["draft"]
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (1, 1, 12)

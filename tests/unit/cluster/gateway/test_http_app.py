@@ -190,9 +190,9 @@ async def test_the_defaults_are_those_of_openai_and_every_parameter_arrives(clie
 
 async def test_under_rejection_drafters_that_cannot_draft_are_refused_by_name(client, service, router):
     service.model = replace(MODEL, acceptance="rejection")
-    error = error_of(await complete(client, speculation={"drafters": ["lookahead"]}), 400)
+    error = error_of(await complete(client, speculation={"drafters": ["ouroboros"]}), 400)
     assert error["param"] == "speculation.drafters"
-    assert "is 'lookahead'; under acceptance 'rejection' lookahead and ouroboros do not draft" in error["message"]
+    assert "is 'ouroboros'; under acceptance 'rejection' there is no ouroboros" in error["message"]
     assert router.requests == []
     for drafters in (["auto"], ["none"], ["draft_model"], ["suffix", "draft_model"], ["suffix"]):
         assert (await complete(client, speculation={"drafters": drafters})).status_code == 200

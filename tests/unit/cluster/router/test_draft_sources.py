@@ -54,13 +54,13 @@ def test_a_sequence_that_may_use_ouroboros_does_not_use_trees():
     assert known.allowed(request("draft_model")) == AllowedSources((), None, (WorkerSource(4),))
 
 
-def test_under_rejection_the_draft_model_draws_and_lookahead_has_no_part():
+def test_under_rejection_the_draft_model_draws_and_ouroboros_has_no_part():
     known = sources("auto", "ouroboros")
     coupled = known.allowed(request())
     assert coupled.workers == (WorkerSource(3, "lookahead"),)
     assert known.allowed(request(acceptance="rejection")) == replace(coupled, workers=(WorkerSource(4),))
     assert len(known.allowed(request("suffix", acceptance="rejection"))) == 1
-    assert not known.allowed(request("ouroboros", "lookahead", acceptance="rejection"))
+    assert not known.allowed(request("ouroboros", acceptance="rejection"))
 
 
 def test_drafters_that_can_propose_nothing_for_a_request_have_no_part_in_its_rounds(monkeypatch):

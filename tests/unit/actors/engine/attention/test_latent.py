@@ -12,13 +12,13 @@ from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from actors.build import kv_bytes_per_token
 from actors.engine import model_runner
 from actors.engine.attention import exact
 from actors.engine.attention.latent import cache_latents, latent_projection
 from actors.engine.batch import SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.compiled.layers import compile_model
+from actors.engine.kv_bytes import kv_bytes_per_token
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
 from actors.engine.sequence import Sequence
@@ -80,9 +80,8 @@ def test_rows_of_prompts_and_trees_have_the_logits_of_the_unpatched_model(triton
 def test_the_cache_holds_one_latent_a_token_and_layer(kind):
     model = make(kind)
     kv = ModelRunner(model, 40).kv
-    assert kv_bytes_per_token(model.config, torch.float32) == 2 * (LATENT + ROTATED) * 4
-    assert kv.num_bytes == 41 * kv_bytes_per_token(model.config, torch.float32)
-    assert kv_bytes_per_token(model.config, torch.float32, 2) == kv_bytes_per_token(model.config, torch.float32)
+    assert kv_bytes_per_token(make(kind)) == 2 * (LATENT + ROTATED) * 4
+    assert kv.num_bytes == 41 * 2 * (LATENT + ROTATED) * 4
     keys, values = kv.layer(1)
     assert values.untyped_storage().data_ptr() == keys.untyped_storage().data_ptr()
 
@@ -237,8 +236,8 @@ def test_keys_that_are_no_product_of_latents_are_cached_expanded_and_said_so(cap
     assert len(caplog.records) == 2
     assert "DeepseekV3ForCausalLM caches expanded keys and values" in caplog.text
     torch.testing.assert_close(runner.forward(forest.batch, np.array([8])), wanted, atol=1e-4, rtol=0)
-    expanded = kv_bytes_per_token(model.config, torch.float32, caches_latents=False)
-    assert runner.kv.num_bytes == (forest.num_slots + 1) * expanded
+    assert runner.kv.num_bytes == (forest.num_slots + 1) * kv_bytes_per_token(model)
+    assert kv_bytes_per_token(model) > 2 * kv_bytes_per_token(make("deepseek_v3"))
 
 
 def test_attention_to_chosen_keys_is_refused():

@@ -139,8 +139,8 @@ def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expec
 
 def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
     chat.session.backend.acceptance = "rejection"
-    expected = "drafters is 'lookahead'; under acceptance 'rejection' lookahead and ouroboros do not draft"
-    assert chat("/drafters lookahead")[1].startswith(expected)
+    expected = "drafters is 'ouroboros'; under acceptance 'rejection' there is no ouroboros"
+    assert chat("/drafters ouroboros")[1].startswith(expected)
     assert chat.session.options == OPTIONS
     for names in (("suffix", "draft_model"), ("suffix",)):
         chat(f"/drafters {','.join(names)}")

@@ -123,6 +123,21 @@ def test_draft_workers_of_the_large_profile_have_the_gpus_that_were_sized():
     assert "--draft-gpu" not in command
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize(("concurrency", "most"), [(1, 1.08), (16, 1.01), (64, 1.01)])
+@pytest.mark.parametrize("other", [("--draft", "pard-llama-1b"), ("--eagle-head", "assume")])
+def test_other_kinds_of_drafts_give_the_large_profile_little(run, concurrency, most, other):
+    """As its comment says."""
+    command = command_of(CHART / "values-prod-70b.yaml")
+    cut = command.index("--draft")
+    without = command[:cut] + command[cut + 2 :]
+    ratios = [
+        sized(run, *without, *draft, "--concurrency", str(concurrency))["cheapest"]["ratio"]
+        for draft in (("--draft", command[cut + 1]), other)
+    ]
+    assert ratios[1] < most * ratios[0]
+
+
 # The output of `paceline size`.
 
 
