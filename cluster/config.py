@@ -175,9 +175,9 @@ class PromotionConfig(PromotionPolicy):
 class RegionsConfig(Options):
     """Clusters with the same model, which share public phrases and what groups learn. Needs tenants."""
 
-    url: Annotated[str, Field(pattern="^[^@]+$")] | None = None
+    url: Annotated[str, Field(pattern="^[a-z][a-z0-9+.-]*://[^@?]+$")] | None = None
     """A directory or an object store where clusters leave it for each other, as fsspec names them: file:///mnt/regions,
-    s3://bucket/prefix; without user and password. null: nothing is shared."""
+    s3://bucket/prefix; without user, password and query. null: nothing is shared."""
     cluster: Annotated[str, Field(pattern=rf"^{CLUSTER_PATTERN}$")] | None = None
     """Name of this cluster among them, which no other one has. Needed with a url."""
     options_file: Path | None = None

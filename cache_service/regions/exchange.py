@@ -7,12 +7,14 @@ lost, torn, old or there twice: segments are checked by their names, listings by
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
-from cache_service.errors import CacheError, FormatError, StoreRefused
+from cache_service.errors import CacheError, FormatError, ObjectStoreError, StoreError, StoreRefused
 from cache_service.formats.documents import Piece
 from cache_service.formats.folded_manifest import MAX_MANIFEST_BYTES
 from cache_service.formats.frame import FRAME_OVERHEAD, FrameCodec
@@ -24,11 +26,14 @@ from cache_service.regions.object_store import ObjectStore
 from cache_service.regions.plan import (
     RegionTerms,
     accepted,
+    check_clock,
     forgotten,
     hides,
     kept,
     neutral,
     newest_within,
+    next_generation,
+    to_read,
     untouched,
     wanted,
 )
@@ -38,6 +43,8 @@ log = logging.getLogger(__name__)
 
 LISTING = "listing"
 _MAX_LISTING_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
+_MAX_FAULTS = 3  # of one cluster's objects in a turn, each of which may take a time limit; others are read all the same
+_OF_SEGMENT = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 @dataclass(slots=True)
@@ -51,7 +58,7 @@ class RegionCounters:
     imported_bytes: int = 0
     imported_segments: int = 0
     rejected_objects: int = 0  # torn, forged, of another key, or of a later version
-    missing_segments: int = 0  # listed, but not there
+    missing_segments: int = 0  # listed, but not there or not readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +88,17 @@ class RegionExchange:
         self._max_bytes = max_bytes
         self._keep_s = keep_s
         self._encoded: dict[tuple[str, str], SegmentEntry] = {}  # objects by label and local segment
+        self._faults: dict[str, list[ObjectStoreError]] = {}  # of this turn, by cluster
 
     def turn(self, terms: RegionTerms) -> None:
-        """Exchange once, unless another process of the cluster leads. Raises CacheError; what was done stays."""
+        """Exchange once, unless another process of the cluster leads. Raises CacheError; what was done stays.
+
+        An object that the store does not give or delete is left out, and reported after all the rest is done."""
+        self._faults = {}
         if not self._local.lead():
             self.gauges = RegionGauges()
             return
-        state, opened = self._without_purged(self._local.load(), terms)
+        state, opened = self._without_purged(self._loaded(), terms)
         failures: list[CacheError] = []
         for step in (self._export, self._import):
             try:
@@ -95,6 +106,7 @@ class RegionExchange:
             except CacheError as error:  # a store that cannot be written may still be read
                 failures.append(error)
         self._gauge(state)
+        failures += [fault for faults in self._faults.values() for fault in faults]
         if failures:
             raise failures[0]
         self.counters.exchanges += 1
@@ -102,6 +114,14 @@ class RegionExchange:
     def close(self) -> None:
         """Let another process lead. Raises StoreError."""
         self._local.resign()
+
+    def _loaded(self) -> RegionsState:
+        try:
+            return self._local.load()
+        except FormatError:  # of a later version or key, which another process may have
+            with suppress(StoreError):
+                self._local.resign()
+            raise
 
     # --- purges
 
@@ -132,9 +152,19 @@ class RegionExchange:
         return (new if new == state else self._local.save(new)), opened
 
     def _recalled(self, state: RegionsState) -> RegionsState:
-        """With this cluster's own listing, which has outlived its Redis."""
-        own = self._listing(self._cluster)
-        return state if own is None else msgspec.structs.replace(state, own=own, purged=own.purged)
+        """With this cluster's own listing, which has outlived its Redis. Raises ObjectStoreError, and FormatError
+        "newer": a listing written instead would forget what is purged."""
+        frame = self._objects.read(self._cluster, LISTING, _MAX_LISTING_FRAME)
+        if frame is None:
+            return state
+        try:
+            own = self._decoded(self._cluster, frame)
+        except FormatError as error:
+            if error.reason == "newer":
+                raise
+            self._reject(self._cluster, LISTING, error)
+            return state
+        return msgspec.structs.replace(state, own=_without_purges(own), purged=own.purged)
 
     # --- export
 
@@ -153,7 +183,7 @@ class RegionExchange:
         now_ms = self._local.now_ms()
         listing = Listing(
             cluster=self._cluster,
-            generation=max(now_ms, state.own.generation + 1 if state.own is not None else 0),
+            generation=next_generation(state.own, now_ms),
             time_s=min(now_ms // 1000, LAST_S),
             min_tenants=terms.min_tenants,
             shares=shares,
@@ -161,13 +191,20 @@ class RegionExchange:
         )
         if any(each.epoch not in (None, self._local.own(terms.namespaces[label]).epoch) for label, each in own.items()):
             raise StoreRefused("a namespace was purged while it was exported")
+        listing.check()
         self._stay()
         self._objects.write(self._cluster, LISTING, listing.encode(self._codec))
-        listed = {ref.digest for refs in shares.values() for ref in refs}
-        for name in there:
-            if len(name) == 64 and name not in listed:
+        self._delete(there.keys() - {ref.digest for refs in shares.values() for ref in refs})
+        return msgspec.structs.replace(state, own=_without_purges(listing))
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Segments among the names, and what a crash has left of one."""
+        for name in filter(_OF_SEGMENT.fullmatch, names):
+            try:
                 self._objects.delete(self._cluster, name)
-        return msgspec.structs.replace(state, own=listing)
+            except ObjectStoreError as error:
+                if self._is_beyond(self._cluster, name, error):
+                    return
 
     def _exported(self, label: str, namespace: str, ref: SegmentEntry, there: Mapping[str, int]) -> SegmentEntry | None:
         """The object of a local segment, written if it is not there whole. None: the segment is lost."""
@@ -189,7 +226,8 @@ class RegionExchange:
 
     def _import(self, state: RegionsState, terms: RegionTerms, opened: Mapping[str, Opened]) -> RegionsState:
         now_s = self._local.now_ms() // 1000
-        found = [self._listing(cluster) for cluster in self._objects.clusters() if cluster != self._cluster]
+        clusters = to_read(self._objects.clusters(), self._cluster, state.listings)
+        found = [self._listing(cluster, now_s) for cluster in clusters]
         listings = accepted(
             state.listings, (each for each in found if each is not None), self._cluster, now_s, self._keep_s
         )
@@ -211,24 +249,29 @@ class RegionExchange:
                 held[namespace] = after
         return msgspec.structs.replace(state, listings=listings, held=held)
 
-    def _listing(self, cluster: str) -> Listing | None:
+    def _listing(self, cluster: str, now_s: int) -> Listing | None:
         """None: it is lost or torn, or cannot be used here."""
-        frame = self._objects.read(cluster, LISTING, _MAX_LISTING_FRAME)
+        frame = self._read(cluster, LISTING, _MAX_LISTING_FRAME)
         if frame is None:
             return None
         try:
-            listing = Listing.decode(self._codec, frame)
-            if listing.cluster != cluster:
-                raise FormatError("garbage", f"it is the listing of cluster {listing.cluster}")
+            listing = self._decoded(cluster, frame)
+            check_clock(listing, now_s)
         except FormatError as error:
             self._reject(cluster, LISTING, error)
             return None
+        return _without_purges(listing)
+
+    def _decoded(self, cluster: str, frame: bytes) -> Listing:
+        listing = Listing.decode(self._codec, frame)
+        if listing.cluster != cluster:
+            raise FormatError("garbage", f"it is the listing of cluster {listing.cluster}")
         return listing
 
     def _fetched(self, cluster: str, ref: SegmentEntry) -> list[Piece] | None:
         """None: it is lost or torn; the next turn tries again."""
         self._stay()
-        frame = self._objects.read(cluster, ref.digest, ref.num_bytes)
+        frame = self._read(cluster, ref.digest, ref.num_bytes)
         if frame is None:
             self.counters.missing_segments += 1
             return None
@@ -240,6 +283,22 @@ class RegionExchange:
         self.counters.imported_bytes += len(frame)
         self.counters.imported_segments += 1
         return pieces
+
+    def _read(self, cluster: str, name: str, max_bytes: int) -> bytes | None:
+        """An object of another cluster. None: it is not there, or the store does not give it."""
+        if len(self._faults.get(cluster, ())) >= _MAX_FAULTS:
+            return None
+        try:
+            return self._objects.read(cluster, name, max_bytes)
+        except ObjectStoreError as error:
+            self._is_beyond(cluster, name, error)
+            return None
+
+    def _is_beyond(self, cluster: str, name: str, error: ObjectStoreError) -> bool:
+        """Note a fault. Whether no more of the cluster's objects are to be tried in this turn."""
+        faults = self._faults.setdefault(cluster, [])
+        faults.append(ObjectStoreError(f"object {name[:12]} of cluster {cluster}: {error}"))
+        return len(faults) >= _MAX_FAULTS
 
     def _stay(self) -> None:
         """Renew the lease, since objects may take long. Raises StoreRefused if another process leads now."""
@@ -265,6 +324,10 @@ class RegionExchange:
             bytes=sum(entry.num_bytes for entry in entries),
             lag_s=max((max(0, now_s - listing.time_s) for listing in state.listings.values()), default=0),
         )
+
+
+def _without_purges(listing: Listing) -> Listing:
+    return msgspec.structs.replace(listing, purged={})
 
 
 def _entries(held: Held) -> list[SegmentEntry]:

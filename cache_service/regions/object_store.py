@@ -4,12 +4,15 @@ to one model is `<url>/<fingerprint>/`, with a folder for each cluster."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from cache_service.errors import ObjectStoreError, SettingError
 from cache_service.regions.records import CLUSTER_PATTERN
+
+_SECRET_CHARS = 4  # shorter texts in options are no secrets
+_SHOWN_CHARS = 300  # of an error of the file system
 
 
 class ObjectStore(Protocol):
@@ -36,11 +39,13 @@ class FsspecObjects:
         them."""
         from fsspec.core import url_to_fs  # takes a while, and most clusters do without
 
+        self._secrets = tuple(_texts(options or {}))
         try:
             self._files, root = url_to_fs(url, use_listings_cache=False, **dict(options or {}))
-        except (ImportError, ValueError, TypeError) as error:
+        except Exception as error:  # whatever the file system's library does
             raise SettingError("url", url, f"fsspec cannot open it: {type(error).__name__}") from None
         self._root = f"{root.rstrip('/')}/{fingerprint}"
+        self._is_directory = "file" in self._files.protocol
 
     def clusters(self) -> list[str]:
         return sorted(name for name in self._list(self._root) if re.fullmatch(CLUSTER_PATTERN, name))
@@ -49,40 +54,68 @@ class FsspecObjects:
         return self._list(f"{self._root}/{cluster}")
 
     def read(self, cluster: str, name: str, max_bytes: int) -> bytes | None:
-        with _faults_told(), suppress(FileNotFoundError):
-            return bytes(self._files.cat_file(self._path(cluster, name), start=0, end=max_bytes + 1))
+        path = self._path(cluster, name)
+        with self._faults_told(), suppress(FileNotFoundError):
+            if not self._is_directory or self._files.isfile(path):  # opening a pipe would wait for its writer
+                return bytes(self._files.cat_file(path, start=0, end=max_bytes + 1))
         return None
 
     def write(self, cluster: str, name: str, data: bytes) -> None:
-        with _faults_told():
-            path = self._path(cluster, name)
-            if "file" not in self._files.protocol:
+        path = self._path(cluster, name)
+        with self._faults_told():
+            if self._is_directory:
+                self._write_file(path, data)
+            else:
                 self._files.pipe_file(path, data)
-                return
-            # A directory needs folders, and a file appears in it before it is complete.
-            self._files.makedirs(f"{self._root}/{cluster}", exist_ok=True)
-            self._files.pipe_file(f"{path}.part", data)
-            self._files.mv(f"{path}.part", path)
 
     def delete(self, cluster: str, name: str) -> None:
-        with _faults_told(), suppress(FileNotFoundError):
+        with self._faults_told(), suppress(FileNotFoundError):
             self._files.rm_file(self._path(cluster, name))
+
+    def _write_file(self, path: str, data: bytes) -> None:
+        """A directory needs folders, and a file appears in it before it is complete."""
+        part = f"{path}.part"
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with suppress(FileNotFoundError):
+            self._files.rm_file(part)
+        with self._files.open(part, "xb") as file:  # not through a link that somebody has put there
+            file.write(data)
+        self._files.mv(part, path)
 
     def _path(self, cluster: str, name: str) -> str:
         return f"{self._root}/{cluster}/{name}"
 
     def _list(self, path: str) -> dict[str, int]:
-        found: list[Any] = []
-        with _faults_told(), suppress(FileNotFoundError):
+        with self._faults_told(), suppress(FileNotFoundError):
             self._files.invalidate_cache()
             found = self._files.ls(path, detail=True)
-        return {one["name"].rstrip("/").rpartition("/")[2]: int(one.get("size") or 0) for one in found}
+            return {one["name"].rstrip("/").rpartition("/")[2]: int(one.get("size") or 0) for one in found}
+        return {}
+
+    @contextmanager
+    def _faults_told(self) -> Iterator[None]:
+        """File systems raise whatever their libraries do."""
+        try:
+            yield
+        except Exception as error:
+            raise ObjectStoreError(f"{type(error).__name__}: {_shown(str(error), self._secrets)}") from None
 
 
-@contextmanager
-def _faults_told() -> Iterator[None]:
-    """File systems raise whatever their libraries do."""
-    try:
-        yield
-    except Exception as error:
-        raise ObjectStoreError(f"{type(error).__name__}: {error}") from error
+def _texts(options: Any) -> Iterator[str]:
+    """All text in storage options, any of which may be a credential."""
+    if isinstance(options, str) and len(options) >= _SECRET_CHARS:
+        yield options
+    elif isinstance(options, Mapping):
+        for value in options.values():
+            yield from _texts(value)
+    elif isinstance(options, list):
+        for value in options:
+            yield from _texts(value)
+
+
+def _shown(message: str, secrets: Iterable[str]) -> str:
+    """One short line without secrets, users of urls, and signatures in their queries."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        message = message.replace(secret, "***")
+    message = re.sub(r"\?\S+", "?***", re.sub(r"//[^/@\s]+@", "//***@", message))
+    return " ".join(message.split())[:_SHOWN_CHARS]

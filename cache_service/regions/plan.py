@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from cache_service.errors import FormatError
 from cache_service.formats.documents import Piece, content_id
 from cache_service.formats.purged_times import FIRST_S, PurgedTimes
 from cache_service.formats.segment import SegmentEntry
@@ -25,6 +27,9 @@ from cache_service.regions.records import (
 
 CLOCK_MARGIN_S = 1
 """Writers of a cluster use its clock up to a round trip."""
+
+MAX_AHEAD_S = 3600
+"""Most that another cluster's clock may be ahead: a purge here reaches to the newest time that was read there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +64,34 @@ def accepted(
     known: Mapping[str, Listing], found: Iterable[Listing], own: str, now_s: int, keep_s: int
 ) -> dict[str, Listing]:
     """The newest listing of each other cluster. One that was not found stays, until nothing has been written for
-    keep_s."""
+    keep_s. Beyond MAX_CLUSTERS, new ones are left out, so that none displaces another."""
     newest = dict(known)
     for listing in found:
         if listing.cluster not in newest or listing.generation > newest[listing.cluster].generation:
             newest[listing.cluster] = listing
     alive = {name for name, listing in newest.items() if name != own and listing.time_s >= now_s - keep_s}
-    return {name: newest[name] for name in sorted(alive)[:MAX_CLUSTERS]}
+    return {name: newest[name] for name in sorted(alive, key=lambda name: (name not in known, name))[:MAX_CLUSTERS]}
+
+
+def to_read(clusters: Sequence[str], own: str, known: Container[str]) -> list[str]:
+    """Other clusters whose listings are read now: the known ones, and at most MAX_CLUSTERS more, by chance: among any
+    number of folders without a listing, all have their turn."""
+    heard = [name for name in clusters if name != own and name in known]
+    new = [name for name in clusters if name != own and name not in known]
+    return heard + random.sample(new, min(len(new), MAX_CLUSTERS))
+
+
+def check_clock(listing: Listing, now_s: int) -> None:
+    """Raises FormatError for a listing from the future, which would outlast all that its cluster writes."""
+    limit_s = now_s + MAX_AHEAD_S
+    for name, found, limit in (("time_s", listing.time_s, limit_s), ("generation", listing.generation, 1000 * limit_s)):
+        if found > limit:
+            raise FormatError("oversize", f"{name} of a listing is {found}; the limit is {limit}, by the clock here")
+
+
+def next_generation(last: Listing | None, now_ms: int) -> int:
+    """Grows, but not beyond what others accept: the clock may have been wrong for a while."""
+    return max(now_ms, 0 if last is None else min(last.generation + 1, now_ms + 1000 * MAX_AHEAD_S))
 
 
 def wanted(listings: Mapping[str, Listing], terms: RegionTerms, max_bytes: int) -> dict[str, list[tuple[str, Refs]]]:

@@ -31,7 +31,13 @@ MAX_RANGES = 32
 PUBLIC_LABEL = "public"
 _GROUP = "group:"
 
-Label = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+MAX_PURGED_LABELS = 1024
+MAX_PURGED_RANGES = 4096
+"""Of all labels together."""
+
+_GROUP_NAME = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
+
+Label = Annotated[str, msgspec.Meta(pattern=rf"^(?:{PUBLIC_LABEL}|{_GROUP}{_GROUP_NAME})\Z")]
 """What is shared, by a name that all clusters know: `public`, or `group:<name>`."""
 
 Second = Annotated[int, msgspec.Meta(ge=FIRST_S, le=LAST_S)]
@@ -58,8 +64,19 @@ class Listing(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
     purged: dict[Label, Ranges] = msgspec.field(default_factory=dict)  # what it imports no more
 
     def check(self) -> None:
-        if self.num_segments > MAX_LISTED:
-            raise FormatError("oversize", f"a listing names {self.num_segments} segments; the limit is {MAX_LISTED}")
+        """So that what is remembered of MAX_CLUSTERS fits into one record, whatever they write."""
+        for what, found, limit in (
+            ("segments", self.num_segments, MAX_LISTED),
+            ("labels", len(self.shares), MAX_LISTED),
+            ("purged labels", len(self.purged), MAX_PURGED_LABELS),
+            ("purged ranges", sum(map(len, self.purged.values())), MAX_PURGED_RANGES),
+        ):
+            if found > limit:
+                raise FormatError("oversize", f"a listing has {found} {what}; the limit is {limit}")
+        for ref in (ref for refs in self.shares.values() for ref in refs):
+            if not ref.first_s <= ref.last_s <= LAST_S:
+                times = f"{ref.first_s} to {ref.last_s}"
+                raise FormatError("garbage", f"a segment of a listing has times {times}; the limit is {LAST_S}")
 
     @property
     def num_segments(self) -> int:
@@ -79,8 +96,8 @@ class RegionsState(FoldedManifest, frozen=True, forbid_unknown_fields=True, kw_o
 
     CONTENT: ClassVar[Content] = Content.REGIONS_STATE
 
-    own: Listing | None = None  # as last written
-    listings: dict[str, Listing] = msgspec.field(default_factory=dict)  # the newest of each other cluster
+    own: Listing | None = None  # as last written, without what is purged
+    listings: dict[str, Listing] = msgspec.field(default_factory=dict)  # the newest of each other cluster, likewise
     held: dict[str, Held] = msgspec.field(default_factory=dict)  # by namespace here, of which it is imported
     purged: dict[Label, Ranges] = msgspec.field(default_factory=dict)  # never imported again
     rules: str = ""  # by which public phrases were filtered

@@ -47,11 +47,11 @@ class RegionsThread:
         except CacheError as error:
             self.counters.failures += 1
             if not self._is_failing:
-                log.warning("nothing is exchanged with other clusters for now: %s", error)
+                log.warning("not all is exchanged with other clusters for now: %s", error)
             self._is_failing = True
         else:
             if self._is_failing:
-                log.info("what clusters share is exchanged again")
+                log.info("all that clusters share is exchanged again")
             self._is_failing = False
         return self._interval_s
 

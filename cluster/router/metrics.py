@@ -146,7 +146,7 @@ _REGIONS_COUNTERS: _Table = (
     ("paceline_cache_regions_imported_bytes", "counters.imported_bytes", "Bytes of segments read from others"),
     ("paceline_cache_regions_imported_segments", "counters.imported_segments", "Segments read from others"),
     ("paceline_cache_regions_rejected_objects", "counters.rejected_objects", "Torn, forged or unreadable objects"),
-    ("paceline_cache_regions_missing_segments", "counters.missing_segments", "Listed segments that were not there"),
+    ("paceline_cache_regions_missing_segments", "counters.missing_segments", "Listed segments that were not to be had"),
 )
 
 _SOFT_GAUGES: _Table = (

@@ -3,24 +3,49 @@
 import copy
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache_service.errors import CacheError, ObjectStoreError, StoreRefused
+from cache_service.errors import CacheError, FormatError, ObjectStoreError, StoreRefused
 from cache_service.formats.documents import Piece, RecordKind, content_id, document_id_of
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.key_ring import KeyRing
 from cache_service.formats.namespaces import PUBLIC
-from cache_service.formats.purged_times import PurgedTimes, TimeRange
-from cache_service.formats.segment import decode_segment, encode_segment
+from cache_service.formats.purged_times import LAST_S, PurgedTimes, TimeRange
+from cache_service.formats.segment import (
+    MAX_SEGMENT_BYTES,
+    MAX_SEGMENT_TOKENS,
+    SegmentEntry,
+    decode_segment,
+    encode_segment,
+)
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.promotion.promotion_gate import nothing_blocked
 from cache_service.regions.exchange import LISTING, RegionExchange
 from cache_service.regions.local_store import Opened, Own
-from cache_service.regions.plan import RegionTerms, accepted, covers, joined, newest_within
-from cache_service.regions.records import MAX_RANGES, PUBLIC_LABEL, Listing, RegionsState, group_label
+from cache_service.regions.plan import (
+    RegionTerms,
+    accepted,
+    check_clock,
+    covers,
+    joined,
+    newest_within,
+    next_generation,
+)
+from cache_service.regions.records import (
+    MAX_CLUSTERS,
+    MAX_LISTED,
+    MAX_PURGED_LABELS,
+    MAX_PURGED_RANGES,
+    MAX_RANGES,
+    PUBLIC_LABEL,
+    Listing,
+    RegionsState,
+    group_label,
+)
 
 FINGERPRINT = "model"
 GROUP, OTHER = group_label("research"), group_label("sales")
@@ -57,6 +82,8 @@ class MemoryLocal:
         self.imports = {}  # namespace -> refs
         self.frames = {}
         self.leads = True
+        self.is_unreadable = False
+        self.resigned = 0
 
     def time_s(self):
         return self.clock.now_s + self.ahead_s
@@ -92,12 +119,14 @@ class MemoryLocal:
         return self.leads
 
     def resign(self):
-        pass
+        self.resigned += 1
 
     def now_ms(self):
         return 1000 * self.time_s()
 
     def load(self):
+        if self.is_unreadable:
+            raise FormatError("newer", "of a later key")
         return copy.deepcopy(self.state) or RegionsState("epoch", 0, 0)
 
     def save(self, state):
@@ -144,6 +173,8 @@ class MemoryObjects:
     def __init__(self):
         self.folders = {}
         self.is_away = False
+        self.broken = set()  # objects that can be neither read nor deleted
+        self.reads = []
         self.writes = []  # every version of every object that ever was
 
     def clusters(self):
@@ -155,7 +186,8 @@ class MemoryObjects:
         return {name: len(data) for name, data in self.folders.get(cluster, {}).items()}
 
     def read(self, cluster, name, max_bytes):
-        self._check()
+        self._check(cluster, name)
+        self.reads.append((cluster, name))
         data = self.folders.get(cluster, {}).get(name)
         return None if data is None else data[: max_bytes + 1]
 
@@ -165,12 +197,16 @@ class MemoryObjects:
         self.writes.append((cluster, name, data))
 
     def delete(self, cluster, name):
-        self._check()
+        self._check(cluster, name)
         self.folders[cluster].pop(name, None)
 
-    def _check(self):
-        if self.is_away:
+    def _check(self, *named):
+        if self.is_away or named in self.broken:
             raise ObjectStoreError("away")
+
+    def put(self, listing, ring=None):
+        """As another cluster would."""
+        self.folders.setdefault(listing.cluster, {})[LISTING] = listing.encode(codec_of("regions", ring))
 
 
 def terms(labels=(PUBLIC_LABEL, GROUP), min_tenants=5, blocks=nothing_blocked, rules=""):
@@ -385,6 +421,160 @@ def test_objects_are_sealed_where_the_caches_are():
     world.restart("europe")
     world.turn("europe")
     assert world.exchange["europe"].counters.rejected_objects > 0
+
+
+def test_keys_may_be_replaced_one_cluster_after_the_other():
+    old, both, new = (KeyRing({number: bytes([number]) * 32 for number in numbers}) for numbers in ([1], [1, 2], [2]))
+    world = World(ring=old)
+    world.local["asia"].learn(NS, "a text")
+    world.settle()
+    for ring, names in ((both, ("asia",)), (both, ("europe",)), (new, ("europe", "asia"))):
+        world.ring = ring
+        for name in names:
+            world.restart(name)
+            assert world.turn("asia")
+            assert world.turn("europe")
+            assert world.local["europe"].imported(NS) == ["a text"]
+    assert world.exchange["europe"].counters.rejected_objects == 0
+    assert list(world.objects.folders["asia"]) == [
+        LISTING,
+        *(ref.digest for ref in world.local["asia"].state.own.shares[GROUP]),
+    ]
+
+
+def test_a_state_that_this_process_cannot_read_is_left_to_another_process():
+    world = World()
+    world.local["asia"].is_unreadable = True
+    assert not world.turn("asia")
+    assert (world.local["asia"].resigned, world.objects.writes) == (1, [])
+
+
+@pytest.mark.parametrize("fault", ["broken", "newer"])
+def test_without_its_own_listing_a_cluster_that_lost_its_redis_writes_nothing(fault):
+    world = World(ring=KeyRing({1: bytes(32)}))
+    world.local["asia"].learn(NS, "before")
+    world.settle()
+    world.local["europe"].purge(NS)
+    world.settle()
+    world.local["europe"].state, world.local["europe"].notes = None, {}
+    kept = world.objects.folders["europe"][LISTING]
+    if fault == "broken":
+        world.objects.broken = {("europe", LISTING)}
+    else:
+        world.objects.put(Listing(cluster="europe", generation=1, time_s=1, min_tenants=5), KeyRing({2: bytes(32)}))
+    assert not world.turn("europe")
+    assert world.local["europe"].state is None
+    world.objects.broken, world.objects.folders["europe"][LISTING] = set(), kept
+    world.settle()
+    assert world.local["europe"].imported(NS) == []
+
+
+@pytest.mark.parametrize("is_listing", [True, False])
+def test_an_object_that_cannot_be_read_hides_no_other(is_listing):
+    world = World(("asia", "bad", "europe"))
+    for name in ("asia", "bad"):
+        for number in range(4 * _PER_SEGMENT):
+            world.local[name].learn(NS, f"{name} {number}")
+        assert world.turn(name)
+    names = [LISTING] if is_listing else sorted(set(world.objects.folders["bad"]) - {LISTING})
+    world.objects.broken = {("bad", name) for name in names}
+    assert not world.turn("europe")  # it is told
+    assert world.local["europe"].imported(NS) == sorted(f"asia {number}" for number in range(4 * _PER_SEGMENT))
+    world.objects.broken = {("bad", names[0])}
+    world.turn("europe")
+    assert len(world.local["europe"].imported(NS)) == 4 * _PER_SEGMENT + (0 if is_listing else 3 * _PER_SEGMENT)
+
+
+def test_an_object_that_cannot_be_deleted_keeps_no_other_and_what_a_crash_left_goes():
+    world = World()
+    assert world.turn("asia")
+    stale = {f"{number:064x}": b"old" for number in range(2)} | {f"{9:064x}.part": b"torn"}
+    world.objects.folders["asia"] |= stale
+    world.objects.broken = {("asia", f"{0:064x}")}
+    assert not world.turn("asia")
+    assert set(world.objects.folders["asia"]) == {LISTING, f"{0:064x}"}
+
+
+def entry(number, time_s=1):
+    return SegmentEntry(f"{number:064x}", MAX_SEGMENT_TOKENS, MAX_SEGMENT_BYTES, time_s, time_s)
+
+
+FORGED = {
+    "time": {"time_s": 2**32 - 1},
+    "generation": {"generation": 2**53},
+    "labels": {"shares": {f"group:{number}": () for number in range(MAX_LISTED + 1)}},
+    "label": {"shares": {"group:../../etc": (entry(1),)}},
+    "segments": {"shares": {GROUP: (entry(1),) * (MAX_LISTED + 1)}},
+    "times": {"shares": {GROUP: (entry(1, 2**53),)}},
+    "purged labels": {"purged": {f"group:{number}": () for number in range(MAX_PURGED_LABELS + 1)}},
+    "purged ranges": {"purged": {GROUP: ((0, 1),) * (MAX_PURGED_RANGES + 1)}},
+}
+
+
+@pytest.mark.parametrize("fields", FORGED.values(), ids=FORGED)
+def test_a_forged_listing_is_rejected_and_harms_no_other_cluster(fields):
+    world = World()
+    world.local["asia"].learn(NS, "a text")
+    honest = {"cluster": "evil", "generation": 1, "time_s": world.clock.now_s, "min_tenants": 5}
+    world.objects.put(Listing(**honest | fields))
+    world.settle()
+    assert world.exchange["europe"].counters.rejected_objects > 0
+    assert list(world.local["europe"].state.listings) == ["asia"]
+    assert world.local["europe"].imported(NS) == ["a text"]
+
+
+def test_what_is_remembered_of_the_worst_clusters_fits_into_one_record():
+    names = [f"{number:032d}" for number in range(MAX_CLUSTERS)]
+    groups = [f"group:{number:063d}" for number in range(MAX_LISTED)]
+    numbers = itertools.count()
+    listings = {
+        name: Listing(
+            cluster=name,
+            generation=2**53,
+            time_s=LAST_S,
+            min_tenants=2**53,
+            shares={group: (entry(next(numbers), LAST_S),) for group in groups},
+        )
+        for name in names
+    }
+    held = {
+        f"{place:032x}": {ref.digest: ref for listing in listings.values() for ref in [listing.shares[group][0]]}
+        for place, group in enumerate(groups)
+    }
+    ranges = MAX_PURGED_RANGES // MAX_PURGED_LABELS
+    purged = {f"group:{number:063d}": ((LAST_S, LAST_S),) * ranges for number in range(MAX_PURGED_LABELS)}
+    state = RegionsState("e" * 32, 1, 1, own=listings[names[0]], listings=listings, held=held, purged=purged)
+    for listing in listings.values():
+        listing.check()
+    assert RegionsState.decode(codec_of("regions"), state.encode(codec_of("regions"))) == state
+
+
+def test_any_number_of_folders_costs_a_bounded_number_of_reads_and_hides_no_cluster():
+    world = World(("asia", "zulu"))
+    world.local["zulu"].learn(NS, "a text")
+    world.objects.folders |= {f"c{number}": {LISTING: b"junk"} for number in range(50)}
+    for _ in range(40):
+        world.turn("zulu")
+        world.objects.reads.clear()
+        world.turn("asia")
+        assert len(world.objects.reads) <= 2 * MAX_CLUSTERS + 2
+    assert world.local["asia"].imported(NS) == ["a text"]
+
+
+def test_new_clusters_displace_none_that_is_known():
+    found = [Listing(cluster=f"a{number}", generation=1, time_s=9, min_tenants=5) for number in range(99)]
+    known = Listing(cluster="zulu", generation=1, time_s=9, min_tenants=5)
+    result = accepted({"zulu": known}, found, "europe", 10, KEEP_S)
+    assert "zulu" in result
+    assert len(result) == MAX_CLUSTERS
+
+
+def test_a_generation_made_with_a_wrong_clock_is_followed_by_ones_that_others_accept():
+    wrong = Listing(cluster="asia", generation=2**52, time_s=9, min_tenants=5)
+    numbers = [next_generation(wrong, now_ms) for now_ms in (1_000_000, 1_060_000)]
+    assert numbers == sorted(set(numbers))
+    check_clock(msgspec.structs.replace(wrong, generation=numbers[0]), 1_000)
+    assert next_generation(msgspec.structs.replace(wrong, generation=7_000), 7_000) == 7_001
 
 
 def test_another_clusters_listing_under_a_foreign_name_is_rejected():

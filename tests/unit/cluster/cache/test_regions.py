@@ -65,5 +65,9 @@ def test_a_url_needs_a_name_of_the_cluster():
         RegionsConfig(url="file:///mnt/regions")
     with pytest.raises(ValidationError):
         RegionsConfig(url="file:///mnt/regions", cluster="../asia")
+
+
+@pytest.mark.parametrize("url", ["ftp://me:secret@host/regions", "s3://bucket/a?token=b", "regions", "/mnt/regions"])
+def test_a_url_names_its_file_system_and_holds_no_secret(url):
     with pytest.raises(ValidationError):
-        RegionsConfig(url="ftp://me:secret@host/regions", cluster="asia")
+        RegionsConfig(url=url, cluster="asia")
