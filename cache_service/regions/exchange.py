@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 LISTING = "listing"
 _MAX_LISTING_FRAME = MAX_MANIFEST_BYTES + FRAME_OVERHEAD + SEAL_BYTES
 _MAX_FAULTS = 3  # of one cluster's objects in a turn, each of which may take a time limit; others are read all the same
+_MAX_GROWTH = 2  # most that a segment is larger here than its object: all compress alike
 _OF_SEGMENT = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
@@ -243,11 +244,17 @@ class RegionExchange:
                         after[ref.digest] = None
                     elif (pieces := self._fetched(cluster, ref)) is not None:
                         pieces = kept(pieces, label, purged, terms, listings[cluster].time_s)
-                        after[ref.digest] = self._local.put(namespace, epoch, pieces) if pieces else None
+                        after[ref.digest] = self._put(namespace, epoch, pieces, ref) if pieces else None
             if after or before:
                 self._local.replace(namespace, epoch, _entries(after))
                 held[namespace] = after
         return msgspec.structs.replace(state, listings=listings, held=held)
+
+    def _put(self, namespace: str, epoch: str, pieces: list[Piece], ref: SegmentEntry) -> SegmentEntry | None:
+        """None: it is much larger here than its object, which is crafted to pass by the budget."""
+        entry = self._local.put(namespace, epoch, pieces, _MAX_GROWTH * ref.num_bytes)
+        self.counters.rejected_objects += entry is None
+        return entry
 
     def _listing(self, cluster: str, now_s: int) -> Listing | None:
         """None: it is lost or torn, or cannot be used here."""

@@ -64,8 +64,8 @@ class LocalStore(Protocol):
 
     def open(self, namespace: str) -> Opened: ...
 
-    def put(self, namespace: str, epoch: str, pieces: Sequence[Piece]) -> SegmentEntry:
-        """Store an imported segment. Refused if the epoch has ended."""
+    def put(self, namespace: str, epoch: str, pieces: Sequence[Piece], max_bytes: int) -> SegmentEntry | None:
+        """Store an imported segment. Refused if the epoch has ended. None: it would take more than max_bytes."""
 
     def replace(self, namespace: str, epoch: str, refs: Sequence[SegmentEntry]) -> None:
         """Make these the contents of the imported namespace. Refused if the epoch has ended."""
@@ -151,9 +151,11 @@ class RedisLocalStore:
                 purges = purges.and_also(purged)
         return Opened(epoch, purges)
 
-    def put(self, namespace: str, epoch: str, pieces: Sequence[Piece]) -> SegmentEntry:
+    def put(self, namespace: str, epoch: str, pieces: Sequence[Piece], max_bytes: int) -> SegmentEntry | None:
         store, codec = self._imported(namespace)
         entry, frame = encode_segment(codec, pieces)
+        if len(frame) > max_bytes:
+            return None
         if not store.write_segment(
             entry.digest, frame, keep_s=self._keep_s, token=self._write_token(namespace), epoch=epoch
         ):

@@ -4,7 +4,7 @@ to one model is `<url>/<fingerprint>/`, with a folder for each cluster."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ _SHOWN_CHARS = 300  # of an error of the file system
 
 
 class ObjectStore(Protocol):
-    """Objects by cluster and name. Methods raise ObjectStoreError."""
+    """Objects by cluster and name. Methods raise ObjectStoreError; listings also SettingError."""
 
     def clusters(self) -> list[str]: ...
 
@@ -34,24 +34,19 @@ class ObjectStore(Protocol):
 class FsspecObjects:
     """Objects in a file system of fsspec. Nothing is contacted before the first call."""
 
-    def __init__(self, url: str, fingerprint: str, options: Mapping[str, Any] | None = None) -> None:
-        """options: storage options of the file system, e.g. its credentials. Raises SettingError, which does not show
-        them."""
-        from fsspec.core import url_to_fs  # takes a while, and most clusters do without
-
-        self._secrets = tuple(_texts(options or {}))
-        try:
-            self._files, root = url_to_fs(url, use_listings_cache=False, **dict(options or {}))
-        except Exception as error:  # whatever the file system's library does
-            raise SettingError("url", url, f"fsspec cannot open it: {type(error).__name__}") from None
-        self._root = f"{root.rstrip('/')}/{fingerprint}"
-        self._is_directory = "file" in self._files.protocol
+    def __init__(self, url: str, fingerprint: str, options: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """options: storage options of the file system, e.g. its credentials; asked for again with every listing, since
+        they may be replaced. Raises SettingError, which does not show them, as listings do."""
+        self._url = url
+        self._fingerprint = fingerprint
+        self._options = options
+        self._open()
 
     def clusters(self) -> list[str]:
-        return sorted(name for name in self._list(self._root) if re.fullmatch(CLUSTER_PATTERN, name))
+        return sorted(name for name in self._list() if re.fullmatch(CLUSTER_PATTERN, name))
 
     def sizes(self, cluster: str) -> dict[str, int]:
-        return self._list(f"{self._root}/{cluster}")
+        return self._list(f"/{cluster}")
 
     def read(self, cluster: str, name: str, max_bytes: int) -> bytes | None:
         path = self._path(cluster, name)
@@ -85,10 +80,24 @@ class FsspecObjects:
     def _path(self, cluster: str, name: str) -> str:
         return f"{self._root}/{cluster}/{name}"
 
-    def _list(self, path: str) -> dict[str, int]:
+    def _open(self) -> None:
+        """Cheap with unchanged options: fsspec remembers its file systems."""
+        from fsspec.core import url_to_fs  # takes a while, and most clusters do without
+
+        options = self._options()
+        try:
+            self._files, root = url_to_fs(self._url, use_listings_cache=False, **options)
+        except Exception as error:  # whatever the file system's library does
+            raise SettingError("url", self._url, f"fsspec cannot open it: {type(error).__name__}") from None
+        self._root = f"{root.rstrip('/')}/{self._fingerprint}"
+        self._is_directory = "file" in self._files.protocol
+        self._secrets = tuple(_texts(options))
+
+    def _list(self, below: str = "") -> dict[str, int]:
+        self._open()
         with self._faults_told(), suppress(FileNotFoundError):
             self._files.invalidate_cache()
-            found = self._files.ls(path, detail=True)
+            found = self._files.ls(f"{self._root}{below}", detail=True)
             return {one["name"].rstrip("/").rpartition("/")[2]: int(one.get("size") or 0) for one in found}
         return {}
 

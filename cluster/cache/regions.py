@@ -59,7 +59,7 @@ def open_regions(
         lease_s = max(_LEASE_S, 3 * config.interval_s)
         return RegionExchange(
             RedisLocalStore(open_namespace, keep_s, int(lease_s * 1000)),
-            FsspecObjects(url, fingerprint, storage_options(config)),
+            FsspecObjects(url, fingerprint, lambda: storage_options(config)),
             open_namespace(REGIONS)[1],
             cluster,
             max_bytes=config.max_mb * 2**20,

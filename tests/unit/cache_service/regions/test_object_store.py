@@ -51,7 +51,8 @@ def test_credentials_are_in_no_error():
         )
 
     secret, nested = "s3cr3t", "t0k3n"
-    objects = FsspecObjects("memory://place", "model", {"secret": secret, "client_kwargs": {"tokens": [nested]}})
+    options = {"secret": secret, "client_kwargs": {"tokens": [nested]}}
+    objects = FsspecObjects("memory://place", "model", lambda: options)
     objects._files = SimpleNamespace(protocol="memory", cat_file=refuse)
     with pytest.raises(ObjectStoreError, match="PermissionError") as told:
         objects.read("asia", "one", 9)
@@ -63,5 +64,16 @@ def test_credentials_are_in_no_error():
 @pytest.mark.parametrize("options", [{"secret": "s3cr3t"}, {"use_listings_cache": True}])
 def test_a_file_system_that_cannot_be_opened_is_told_without_its_options(options):
     with pytest.raises(SettingError, match="fsspec cannot open it") as told:
-        FsspecObjects("nosuchsystem://place" if "secret" in options else "memory://place", "model", options)
+        FsspecObjects("nosuchsystem://place" if "secret" in options else "memory://place", "model", lambda: options)
     assert "s3cr3t" not in str(told.value)
+
+
+def test_credentials_that_were_replaced_are_used_from_the_next_listing_on():
+    options = {"secret": "before"}
+    objects = FsspecObjects("memory://place", "model", lambda: options)
+    before = objects._files
+    objects.clusters()
+    assert objects._files is before
+    options = {"secret": "after"}
+    objects.clusters()
+    assert objects._files.storage_options["secret"] == "after"

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache_service.errors import CacheError, FormatError, ObjectStoreError, StoreRefused
+from cache_service.formats import frame as frame_module
 from cache_service.formats.documents import Piece, RecordKind, content_id, document_id_of
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.key_ring import KeyRing
@@ -143,9 +144,11 @@ class MemoryLocal:
     def open(self, namespace):
         return Opened(str(self.epochs.get(f"{namespace} imported")), self.notes.get(namespace, PurgedTimes()))
 
-    def put(self, namespace, epoch, pieces):
+    def put(self, namespace, epoch, pieces, max_bytes):
         self._require(namespace, epoch)
         entry, frame = encode_segment(codec_of(namespace), pieces)
+        if len(frame) > max_bytes:
+            return None
         self.frames[namespace, entry.digest] = frame
         return entry
 
@@ -521,6 +524,20 @@ def test_a_forged_listing_is_rejected_and_harms_no_other_cluster(fields):
     assert world.exchange["europe"].counters.rejected_objects > 0
     assert list(world.local["europe"].state.listings) == ["asia"]
     assert world.local["europe"].imported(NS) == ["a text"]
+
+
+def test_a_segment_that_is_packed_tighter_than_any_cluster_does_passes_by_no_budget(monkeypatch):
+    tokens = np.random.default_rng(0).integers(0, 4, 20_000, np.int32)
+    world = World()
+    ref, frame = encode_segment(codec_of("regions"), [Piece(bytes(16), 0, tokens, RecordKind.OUTPUT, 1_000)])
+    monkeypatch.setattr(frame_module, "_COMPRESSION_LEVEL", -5_000)  # as little as it packs the worst that is crafted
+    forged = Listing(cluster="evil", generation=1, time_s=1_000, min_tenants=5, shares={GROUP: (ref,)})
+    world.objects.put(forged)
+    world.objects.folders["evil"][ref.digest] = frame
+    assert world.turn("europe")
+    assert world.turn("europe")
+    assert world.local["europe"].frames == {}
+    assert world.exchange["europe"].counters.rejected_objects == 1  # it is not read again
 
 
 def test_what_is_remembered_of_the_worst_clusters_fits_into_one_record():
