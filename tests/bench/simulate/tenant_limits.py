@@ -9,6 +9,7 @@ left. Loads are Poisson arrivals at three times the limit; of skewed ones gatewa
 from __future__ import annotations
 
 import argparse
+import asyncio
 import tempfile
 import time
 from pathlib import Path
@@ -53,14 +54,18 @@ def gatekeeper_us(requests_per_second: float) -> float:
         access = TenantAccess(file, may_be_open=False)
         keeper = Gatekeeper(access, 2, metrics.tenant_refusals, metrics.tenant_registry_failures)
 
+        loop = asyncio.new_event_loop()
+
         def call() -> None:
-            tenant = keeper.enter([f"Bearer {key}"])
+            tenant = loop.run_until_complete(keeper.enter([f"Bearer {key}"]))
             assert tenant is not None
             with tenant.limiter.admitted(100, 1):
                 for _ in range(20):
                     tenant.limiter.spend(1)
 
-        return 1e6 * seconds_of(call)
+        call_us = 1e6 * seconds_of(call)
+        loop.close()
+        return call_us
 
 
 def bucket_us() -> tuple[float, float]:
@@ -70,7 +75,7 @@ def bucket_us() -> tuple[float, float]:
     def decide() -> None:
         now = time.monotonic()
         if bucket.wait_s(1, now) == 0:
-            bucket.ask(1, now)
+            bucket.ask(1)
             bucket.take(1, now)
 
     def renew() -> None:
