@@ -7,7 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_service.errors import StoreUnavailable
+from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.tenants.access import TenantAccess
+from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.errors import OverLimit
+from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.tenants.lease import LIFE_S, LeasedBucket
 from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import TenantLimits
@@ -160,7 +164,13 @@ class Leases:
         }  # fmt: skip
 
 
-async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody():
+@pytest.fixture
+def patient(monkeypatch):
+    """However busy the machine is, a lease comes in time."""
+    monkeypatch.setattr("cluster.tenants.renewal._FIRST_S", 10.0)
+
+
+async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody(patient):
     leases, limiter = Leases(), TenantLimiter(TenantLimits(tokens_per_minute=1000, requests_per_second=9), 10)
     renewal = LeaseRenewal(leases)
     running = asyncio.create_task(renewal.run())
@@ -172,6 +182,18 @@ async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody():
         pass
     await renewal.first_lease(limiter)
     assert len(leases.calls) == 1
+    running.cancel()
+
+
+async def test_a_call_has_its_lease_before_anything_is_charged(tmp_path, patient):
+    key = TenantAdministration(tmp_path / "t.json").add("a", {"requests_per_second": 20, "tokens_per_minute": 1000}).key
+    renewal, metrics = LeaseRenewal(Leases()), GatewayMetrics()
+    access = TenantAccess(tmp_path / "t.json", may_be_open=False)
+    keeper = Gatekeeper(access, 10, metrics.tenant_refusals, metrics.tenant_registry_failures, renewal=renewal)
+    running = asyncio.create_task(renewal.run())
+    for _ in range(3):  # a share has room for two
+        tenant = await keeper.enter([f"Bearer {key}"])
+    tenant.limiter.check_tokens(400)  # and for 100
     running.cancel()
 
 
