@@ -195,18 +195,23 @@ return written
 """)
 
 RENEW_LEASES = _script("""
--- KEYS: buckets. ARGV: seconds by which demand is forgotten, then for each bucket: amount that flows in a second,
--- capacity, amount spent since the last report, amount asked for since then, level if there is no bucket.
--- Returns the level of each bucket and the demand for it, as texts.
+-- KEYS: the caller's last call, then buckets. ARGV: number of the call, milliseconds for which it is remembered,
+-- seconds by which demand is forgotten, then for each bucket: amount that flows in a second, capacity, amount spent
+-- since the last report, amount asked for since then, level if there is no bucket. What a call reports does not count
+-- again, nor that of an earlier one. Returns the level of each bucket and the demand for it, as texts.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local told = {}
-for i, key in ipairs(KEYS) do
-  local rate, capacity = tonumber(ARGV[5 * i - 3]), tonumber(ARGV[5 * i - 2])
+local counts = tonumber(ARGV[1]) > tonumber(redis.call('GET', KEYS[1]) or 0)
+if counts then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+for i = 1, #KEYS - 1 do
+  local key, rate, capacity = KEYS[i + 1], tonumber(ARGV[5 * i - 1]), tonumber(ARGV[5 * i])
+  local spent, asked_now = tonumber(ARGV[5 * i + 1]), tonumber(ARGV[5 * i + 2])
+  if not counts then spent, asked_now = 0, 0 end
   local old = redis.call('HMGET', key, 'level', 'asked', 'time')
   local passed = math.max(0, now - tonumber(old[3] or now))
-  local level = math.min(capacity, tonumber(old[1] or ARGV[5 * i + 1]) + rate * passed) - tonumber(ARGV[5 * i - 1])
-  local asked = tonumber(old[2] or 0) * math.exp(-passed / tonumber(ARGV[1])) + tonumber(ARGV[5 * i])
+  local level = math.min(capacity, tonumber(old[1] or ARGV[5 * i + 3]) + rate * passed) - spent
+  local asked = tonumber(old[2] or 0) * math.exp(-passed / tonumber(ARGV[3])) + asked_now
   told[2 * i - 1], told[2 * i] = string.format('%.17g', level), string.format('%.17g', asked)
   redis.call('HSET', key, 'level', told[2 * i - 1], 'asked', told[2 * i], 'time', string.format('%.6f', now))
   redis.call('PEXPIRE', key, string.format('%.0f', 1000 * ((capacity - level) / rate + 60)))

@@ -86,12 +86,15 @@ class RouterClient:
         """Of many routers, all are asked once a minute, and some in between. Raises Unavailable when no router
         answers."""
         if self._num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
-            with contextlib.suppress(Exception, asyncio.CancelledError):
+            try:
                 async with asyncio.timeout(self._status_timeout_s):
                     status: RouterStatus = await self._handle.options(method_name="status").remote()
                 if status.ready:  # Serve asks one that is
                     self._listen_to([status])
                     return status
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(cause := _translated(error), asyncio.CancelledError):  # not the router's: the caller's
+                    raise cause from None
         # A standby router answers at once, while an active one may be busy with a round.
         statuses, _ = await self._ask_all("status", lambda status: status.ready)
         self._all_asked_at = time.monotonic()

@@ -142,9 +142,9 @@ class GenerationService:
             return self._followed[0]
         return await self.router_status()
 
-    def enter(self, authorization: Iterable[str]) -> Tenant | None:
+    async def enter(self, authorization: Iterable[str]) -> Tenant | None:
         """First of all in a call: whose it is. See `Gatekeeper.enter`."""
-        return None if self._gatekeeper is None else self._gatekeeper.enter(authorization)
+        return None if self._gatekeeper is None else await self._gatekeeper.enter(authorization)
 
     async def prepare(
         self, call: GenerationCall, call_id: str, tenant: Tenant | None = None, origin: CallOrigin | None = None
@@ -193,7 +193,6 @@ class GenerationService:
     async def _within_limits(
         self, gatekeeper: Gatekeeper, tenant: Tenant, prepared: PreparedCall, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[Piece, None]:
-        await gatekeeper.first_lease(tenant)
         with ExitStack() as places:
             with gatekeeper.counting_refusals(), self.counting_refusals():
                 places.enter_context(tenant.limiter.admitted(prepared.num_prompt_tokens, len(prepared.requests)))

@@ -70,7 +70,7 @@ class Gatekeeper:
         """False while there is no registry, so that everybody is served."""
         return self._follower.current() is not None
 
-    def enter(self, authorization: Iterable[str]) -> Tenant | None:
+    async def enter(self, authorization: Iterable[str]) -> Tenant | None:
         """The tenant of a call, charged with one request. None: there is no registry, so no key is needed.
 
         authorization: all values of the header (HTTP) or metadata key (gRPC) of that name. Raises Unauthenticated,
@@ -89,13 +89,9 @@ class Gatekeeper:
             tenant = self._meet(stored, registry)
             if self._renewal is not None:
                 self._renewal.use(stored.id, tenant.limiter)
+                await self._renewal.first_lease(tenant.limiter)
             tenant.limiter.take_request()
         return tenant
-
-    async def first_lease(self, tenant: Tenant) -> None:
-        """Call it before a prompt is charged: a tenant that has just come may not have a lease yet."""
-        if self._renewal is not None:
-            await self._renewal.first_lease(tenant.limiter)
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:

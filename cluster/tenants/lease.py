@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cluster.tenants.token_bucket import TokenBucket
 
 RENEW_S = 0.25  # between two reports of a gateway
-LIFE_S = 2.0  # for which a lease is taken for fresh, and outlives a report without an answer
+LIFE_S = 2.0  # of a lease
 MEMORY_S = 2.0  # time constant by which demand is forgotten
 _LEAST_BURST_S = 3.0  # what flows in meanwhile fits into a cluster's bucket, or it would be lost while nobody asks
 
@@ -66,8 +66,8 @@ class LeasedBucket:
     one gateway, and by its equal share without a lease."""
 
     __slots__ = (
-        "_asked", "_draw", "_draws", "_in_flight", "_is_leased", "_num_holders", "_own", "_sent_at", "_share", "_spent",
-        "_told", "_told_at", "_unsaid_since", "capacity", "rate",
+        "_asked", "_draw", "_draws", "_in_flight", "_is_leased", "_num_holders", "_own", "_share", "_spent", "_told",
+        "_told_at", "capacity", "rate",
     )  # fmt: skip
 
     def __init__(
@@ -82,9 +82,7 @@ class LeasedBucket:
         self._told_at = -math.inf  # never
         self._draw = 1.0
         self._own = self._spent = self._asked = 0.0
-        self._unsaid_since = math.inf  # of what is to be reported
         self._in_flight = (0.0, 0.0)
-        self._sent_at = now
         self.change(rate, burst, now)
         self._told = Told(self.capacity, 0.0)
 
@@ -111,29 +109,23 @@ class LeasedBucket:
 
     def take(self, amount: float, now: float) -> None:
         """Take the amount even if the level is lower."""
-        self._spent += amount
-        self._unsaid_since = min(self._unsaid_since, now)
         if not self.has_lease(now):
             self._share.take(amount, now)
+        self._spent += amount
 
-    def ask(self, amount: float, now: float) -> None:
+    def ask(self, amount: float) -> None:
         """Note demand, whether or not it is met."""
         self._asked += amount
-        self._unsaid_since = min(self._unsaid_since, now)
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to report."""
-        return self._unsaid_since == math.inf
-
-    def is_fresh(self, now: float) -> bool:
-        """Whether there is a lease that is not old."""
-        return now - self._told_at <= LIFE_S
+        return not self._spent and not self._asked
 
     def has_lease(self, now: float) -> bool:
-        """A lease lasts while there is nothing to report, and ends if a report is not answered. Then this gateway's
-        share of the limit begins with its share of the last level."""
-        if self._is_leased and now - self._unsaid_since > LIFE_S:
+        """A lease that is not renewed ends. Then this gateway's share of the limit begins with its share of the last
+        level."""
+        if self._is_leased and now - self._told_at > LIFE_S:
             self._is_leased = False
             self._share.set_level(self._told.level / self._num_holders - self._spent, self._told_at)
         return self._is_leased
@@ -141,7 +133,6 @@ class LeasedBucket:
     def report(self, now: float) -> Report:
         """One report at a time may be under way; one that is not answered is as if it had not been made."""
         self._in_flight = self._spent, self._asked
-        self._sent_at = now
         spent = self._spent
         if not self.has_lease(now):  # what the cluster's bucket was too full to take in meanwhile is no debt
             spent = min(spent, max(0.0, self._share.capacity - self._share.level(now)))
@@ -153,7 +144,6 @@ class LeasedBucket:
         spent, asked = self._in_flight
         self._spent -= spent
         self._asked -= asked
-        self._unsaid_since = self._sent_at if self._spent or self._asked else math.inf
         self._own = remembered(self._own, now - self._told_at) + asked
         self._told, self._told_at, self._is_leased = told, now, True
         self._draw = self._draws()

@@ -59,22 +59,22 @@ class TenantLimiter:
 
     @property
     def awaits_lease(self) -> bool:
-        """Whether there are limits without a fresh lease."""
+        """Whether there are limits without a lease."""
         now = self._clock()
-        return not all(bucket.is_fresh(now) for bucket in (self._requests, self._tokens) if bucket is not None)
+        return not all(bucket.has_lease(now) for bucket in (self._requests, self._tokens) if bucket is not None)
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to report, and no answer under way."""
         return not self.num_running and all(bucket.is_idle for bucket in self._buckets().values())
 
-    def reports(self, all_old: bool) -> dict[str, Report]:
-        """By limit, of those with something to report. all_old: also where there is no fresh lease."""
+    def reports(self, without_lease: bool) -> dict[str, Report]:
+        """By limit, of those with something to report. without_lease: of those without a lease, too."""
         now = self._clock()
         return {
             name: bucket.report(now)
             for name, bucket in self._buckets().items()
-            if not bucket.is_idle or (all_old and not bucket.is_fresh(now))
+            if not bucket.is_idle or (without_lease and not bucket.has_lease(now))
         }
 
     def renew(self, told: Mapping[str, Told]) -> None:
@@ -119,17 +119,15 @@ class TenantLimiter:
     def _take(self, bucket: LeasedBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
         self._check(bucket, amount, limit_name, limit)
         if bucket is not None:
-            now = self._clock()
-            bucket.ask(amount, now)
-            bucket.take(amount, now)
+            bucket.ask(amount)
+            bucket.take(amount, self._clock())
 
     def _check(self, bucket: LeasedBucket | None, amount: int, limit_name: str, limit: float | None) -> None:
         """Raises OverLimit."""
         if bucket is None or limit is None:
             return
-        now = self._clock()
-        if (wait_s := bucket.wait_s(amount, now)) > 0:
-            bucket.ask(amount, now)
+        if (wait_s := bucket.wait_s(amount, self._clock())) > 0:
+            bucket.ask(amount)
             raise OverLimit(limit_name, limit, max(_LEAST_WAIT_S, wait_s))
 
     def spend(self, num_tokens: int) -> None:

@@ -32,14 +32,14 @@ class LeaseRenewal:
     def __init__(self, leases: Leases) -> None:
         self._leases = leases
         self._active: dict[str, TenantLimiter] = {}  # by tenant
-        self._waiting = set[str]()  # tenants without a fresh lease
+        self._waiting = set[str]()  # tenants without a lease
         self._wanted = asyncio.Event()
         self._renewed = asyncio.Event()  # replaced with each renewal
         self._breaker = CircuitBreaker(max_failures=1, max_pause_s=LIFE_S)
         self._caller = ThreadPoolExecutor(1, "tenant-leases")
 
     def use(self, tenant_id: str, limiter: TenantLimiter) -> None:
-        """Renew the leases of a tenant from now on, as long as it has traffic, and at once if they are old."""
+        """Renew the leases of a tenant from now on, as long as it has traffic, and at once if there are none."""
         self._active[tenant_id] = limiter
         if limiter.awaits_lease:
             self._waiting.add(tenant_id)
@@ -60,21 +60,27 @@ class LeaseRenewal:
             self._caller.shutdown(wait=False)
 
     async def _keep_renewing(self) -> None:
+        due = time.monotonic()
         while True:
-            await self._renew()
+            is_due = time.monotonic() >= due
+            if is_due:
+                due = time.monotonic() + RENEW_S * random.uniform(1 - _JITTER, 1 + _JITTER)
+            await self._renew(is_due)
             pause_s = self._breaker.wait_s(time.monotonic())
             if pause_s:
                 await asyncio.sleep(pause_s)
                 continue
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), RENEW_S * random.uniform(1 - _JITTER, 1 + _JITTER))
+                await asyncio.wait_for(self._wanted.wait(), max(0.0, due - time.monotonic()))
 
-    async def _renew(self) -> None:
+    async def _renew(self, is_due: bool = True) -> None:
+        """is_due: the leases of all active tenants; otherwise of those that have none, which may come at any rate."""
         self._wanted.clear()
         renewed, self._renewed = self._renewed, asyncio.Event()
-        limiters, waiting = self._active, self._waiting
-        self._active = {tenant: limiter for tenant, limiter in limiters.items() if not limiter.is_idle}
-        self._waiting = set()
+        waiting, self._waiting = self._waiting, set()
+        limiters = self._active if is_due else {tenant: self._active[tenant] for tenant in waiting}
+        if is_due:
+            self._active = {tenant: limiter for tenant, limiter in limiters.items() if not limiter.is_idle}
         reports = {tenant: own for tenant in limiters if (own := limiters[tenant].reports(tenant in waiting))}
         try:
             if reports:

@@ -50,6 +50,54 @@ def test_nonsense_and_absence_are_outages(server):
         LeaseStore(connection).renew({"c": {"tokens": report}})
 
 
+class LateAnswers(Connection):
+    """A server that does what it is told and answers too late, or does it later still."""
+
+    def __init__(self, settings, still_to_come):
+        super().__init__(settings)
+        self.is_late, self.still_to_come, self.late_calls = False, still_to_come, []
+
+    def client(self):
+        real, outer = super().client(), self
+
+        class Late:
+            def evalsha(self, *arguments):
+                if not outer.is_late:
+                    return real.evalsha(*arguments)
+                outer.late_calls.append(arguments)
+                if not outer.still_to_come:
+                    real.evalsha(*arguments)
+                raise TimeoutError
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+        return Late()
+
+
+@pytest.mark.parametrize("still_to_come", [False, True])
+def test_what_is_spent_counts_once_however_often_it_is_said(server, still_to_come):
+    connection = LateAnswers(server.settings, still_to_come)
+    leases = LeaseStore(connection)
+
+    def level(spent, name="a"):
+        report = Report(rate=1e-6, capacity=1000.0, spent=spent, asked=0.0, level=1000.0)
+        return leases.renew({name: {"tokens": report}})[name]["tokens"].level
+
+    assert level(0.0) == pytest.approx(1000)
+    assert level(0.0, "b") == pytest.approx(1000)
+    connection.is_late = True
+    for spent in (10.0, 15.0, 20.0):  # the second and third say it again, with what has come since
+        with pytest.raises(StoreUnavailable):
+            level(spent)
+    connection.is_late = False
+    assert level(5.0, "b") == pytest.approx(995)  # a report that does not name it
+    for arguments in connection.late_calls:
+        connection.client().evalsha(*arguments)
+    assert level(22.0) == pytest.approx(978)
+    assert level(1.0) == pytest.approx(977)
+
+
 def gateway(settings, number, begin, end, results):
     """Asks for as much as it can; the first gateway for most of it."""
     leases, limiter = LeaseStore(Connection(settings)), TenantLimiter(LIMITS, NUM_GATEWAYS)

@@ -106,7 +106,7 @@ class InferenceServicer:
         self, request: inference_pb2.ListModelsRequest, grpc_context: Context
     ) -> inference_pb2.ListModelsResponse:
         try:
-            self._enter(grpc_context)
+            await self._enter(grpc_context)
         except PacelineError as error:
             _tell(error, grpc_context)
             return inference_pb2.ListModelsResponse()  # not sent
@@ -118,7 +118,7 @@ class InferenceServicer:
         self, request: inference_pb2.TokenizeRequest, grpc_context: Context
     ) -> inference_pb2.TokenizeResponse:
         try:
-            tenant = self._enter(grpc_context)
+            tenant = await self._enter(grpc_context)
             with _own_fields(), self._service.counting_refusals():
                 self._check_size(request)
                 self._check_lengths(request)
@@ -132,7 +132,7 @@ class InferenceServicer:
         self, request: inference_pb2.DetokenizeRequest, grpc_context: Context
     ) -> inference_pb2.DetokenizeResponse:
         try:
-            self._enter(grpc_context)
+            await self._enter(grpc_context)
             with self._service.counting_refusals():
                 self._check_size(request)
                 fields = {"model": request.model or None, "tokens": list(request.tokens)}
@@ -178,16 +178,16 @@ class InferenceServicer:
         serving = health_pb2.HealthCheckResponse.SERVING
         return serving if status.ready else health_pb2.HealthCheckResponse.NOT_SERVING
 
-    def _enter(self, context: Context) -> Tenant | None:
+    async def _enter(self, context: Context) -> Tenant | None:
         """Raises what `Gatekeeper.enter` raises."""
         metadata = context.invocation_metadata() or ()
-        return self._service.enter([str(value) for key, value in metadata if key.lower() == "authorization"])
+        return await self._service.enter([str(value) for key, value in metadata if key.lower() == "authorization"])
 
     async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> PreparedCall:
         origin = _origin_of(context)
         request_id.set(origin.request_id)
         context.set_trailing_metadata([(REQUEST_ID_HEADER, origin.request_id)])
-        tenant = self._enter(context)
+        tenant = await self._enter(context)
         with _own_fields(), self._service.counting_refusals():
             self._check_size(request)
             self._check_lengths(request, request.prompt_token_ids.ids)

@@ -68,7 +68,7 @@ class KeyRequired:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             try:
-                tenant = self._service.enter(authorization_of(scope["path"], Headers(scope=scope)))
+                tenant = await self._service.enter(authorization_of(scope["path"], Headers(scope=scope)))
             except PacelineError as error:
                 await error_answer(status_of(error))(scope, receive, send)
                 return

@@ -57,7 +57,7 @@ def admitted(load: Load) -> tuple[list[float], list[float], list[float]]:
     dies, arrival = sorted((at, gateway) for gateway, at in load.dies.items()), 0.0
 
     def renew(bucket: LeasedBucket, now: float) -> None:
-        if load.leases and not load.down[0] <= now < load.down[1] and not bucket.is_idle:
+        if load.leases and not load.down[0] <= now < load.down[1]:
             bucket.renew(store.renew(bucket.report(now), now), now)
 
     while True:
@@ -66,7 +66,8 @@ def admitted(load: Load) -> tuple[list[float], list[float], list[float]]:
             now, gateway = reports[0]
             while dies and dies[0][0] <= now:
                 buckets[dies.pop(0)[1]] = fresh(now)
-            renew(buckets[gateway], now)
+            if not buckets[gateway].is_idle:
+                renew(buckets[gateway], now)
             heapq.heapreplace(reports, (now + RENEW_S * rng.uniform(0.8, 1.2), gateway))
         if arrival >= load.minutes * 60.0:
             return sums[0], sums[1], sums[2]
@@ -77,15 +78,12 @@ def admitted(load: Load) -> tuple[list[float], list[float], list[float]]:
             ideal.take(amount, arrival)
             sums[1][minute] += amount
         (bucket,) = rng.choices(buckets, cum_weights=weights)
-        bucket.ask(amount, arrival)
-        is_new = not bucket.is_fresh(arrival)
-        if is_new and load.size != 1:  # prompts wait for a first lease, requests do not
+        if not bucket.has_lease(arrival):
             renew(bucket, arrival)
+        bucket.ask(amount)
         if bucket.wait_s(amount, arrival) == 0:
             bucket.take(amount, arrival)
             sums[0][minute] += amount
-        if is_new and load.size == 1:
-            renew(bucket, arrival)
 
 
 def fresh_bucket(rate: float, burst: float, gateways: int) -> tuple[LeasedBucket, StoredBucket]:

@@ -27,6 +27,7 @@ from cluster.deploy.validate.check import validate
 from cluster.deploy.validate.quantity import parse_quantity
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.door.front_door import SETTINGS_VARIABLE, FrontDoor
+from cluster.gateway.observability.metrics import GatewayMetrics
 from paceline_testing.chart import (
     CHART,
     PROFILES,
@@ -686,6 +687,23 @@ def test_monitors_rules_and_dashboards_are_those_of_the_files():
     }
     ports = {port["name"] for port in pod_specs(made)["router"]["containers"][0]["ports"]}
     assert {endpoint["port"] for endpoint in one(made, "PodMonitor")["spec"]["podMetricsEndpoints"]} <= ports
+
+
+def test_what_a_process_tells_its_node_gets_the_name_that_it_has_on_a_page():
+    drop = {"sourceLabels": ["__name__"], "regex": "paceline_step_.*", "action": "drop"}
+    monitor = one(objects(merged(EVERYTHING, {"podMonitor": {"metricRelabelings": [drop]}})), "PodMonitor")
+    of_node, of_page = (endpoint["metricRelabelings"] for endpoint in monitor["spec"]["podMetricsEndpoints"])
+    assert of_page == of_node[1:] == [drop]
+    (rule,) = one(objects(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    assert rule == of_node[0]
+    assert (rule["sourceLabels"], rule["targetLabel"], rule["replacement"]) == (["__name__"], "__name__", "$1")
+    for family in GatewayMetrics().registry.collect():
+        for sample in family.samples:
+            renamed = re.fullmatch(rule["regex"], f"ray_{sample.name}")
+            assert renamed is not None
+            assert renamed[1] == sample.name
+    for name in ("ray_paceline_door_refusals", "ray_node_cpu_count", "paceline_requests_total"):
+        assert re.fullmatch(rule["regex"], name) is None
 
 
 def test_gateways_are_scraped_where_clients_cannot_reach_them():

@@ -1,6 +1,7 @@
 """A gateway before several routers: what all of them say together."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -173,3 +174,16 @@ async def test_of_many_routers_one_is_asked_in_between_and_all_where_it_is_not_r
     for _ in range(2):
         assert (await client.status()).detail.startswith("100 of 101")
     assert (waiting.broadcasts, waiting.calls) == (2, 1)
+
+
+async def test_whoever_stops_asking_one_of_many_routers_is_not_made_to_ask_all():
+    many = ManyRouters(says(status(True), after_s=3600.0), *[says(status(True)) for _ in range(99)])
+    client = RouterClient(many, num_routers=100)
+    client._all_asked_at = time.monotonic()
+    asking_now = asyncio.create_task(client.status())
+    await asyncio.sleep(0)
+    assert many.calls == 1
+    asking_now.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking_now
+    assert many.broadcasts == 0

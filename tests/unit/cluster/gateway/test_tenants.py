@@ -545,7 +545,7 @@ def test_isolated_tenants_share_neither_prefix_blocks_nor_drafts(admin, tmp_path
     namespaces = {}
 
     async def ask(name, issued):
-        namespaces[name] = service.enter([f"Bearer {issued.key}"]).sharing.namespace
+        namespaces[name] = (await service.enter([f"Bearer {issued.key}"])).sharing.namespace
         async with gateway_client(service, CONFIG) as client:
             answer = (await complete(client, issued, prompt=prompt, max_tokens=24)).json()
         return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["text"]
@@ -565,7 +565,7 @@ def test_isolated_tenants_share_neither_prefix_blocks_nor_drafts(admin, tmp_path
     again, same = asyncio.run(ask("a", a))
     assert again > 0  # or the rest would prove nothing
     assert drafted("a") == set(learners)
-    namespaces["b"] = service.enter([f"Bearer {b.key}"]).sharing.namespace
+    namespaces["b"] = asyncio.run(service.enter([f"Bearer {b.key}"])).sharing.namespace
     assert drafted("b") == set()
     assert asyncio.run(ask("b", b)) == (0, text)
     assert same == text

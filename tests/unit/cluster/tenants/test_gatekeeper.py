@@ -317,16 +317,16 @@ def test_changed_limits_do_not_give_back_what_was_used():
     admit(limiter, 10**6, 100)
 
 
-def test_a_key_leads_to_its_tenant(admin, path):
+async def test_a_key_leads_to_its_tenant(admin, path):
     a, b = admin.add("a", {"max_concurrent": 2}), admin.add("b", {})
     keeper = gatekeeper(path)
     for issued in (a, b):
-        tenant = keeper.enter([f"Bearer {issued.key}"])
+        tenant = await keeper.enter([f"Bearer {issued.key}"])
         assert (tenant.id, tenant.limits) == (issued.tenant.id, issued.tenant.limits)
-    assert keeper.enter([f"bearer   {a.key} "]).id == a.tenant.id
+    assert (await keeper.enter([f"bearer   {a.key} "])).id == a.tenant.id
 
 
-def test_refusals_are_told_apart_and_counted(admin, path):
+async def test_refusals_are_told_apart_and_counted(admin, path):
     issued, other = admin.add("a", {"requests_per_second": 0.5}), admin.add("b", {})
     admin.change("b", {"disabled": True})
     metrics = GatewayMetrics()
@@ -334,25 +334,25 @@ def test_refusals_are_told_apart_and_counted(admin, path):
     bearer = f"Bearer {issued.key}"
     for values in ([], [""], ["Bearer"], ["Bearer "], [issued.key], [f"Basic {issued.key}"], [bearer, bearer]):
         with pytest.raises(Unauthenticated, match="is required"):
-            keeper.enter(values)
+            await keeper.enter(values)
     for key in ("x", issued.key[:-1], issued.key + "0", issued.key.upper(), "é\udc80"):
         with pytest.raises(Unauthenticated, match="not known") as caught:
-            keeper.enter([f"Bearer {key}"])
+            await keeper.enter([f"Bearer {key}"])
         assert key not in str(caught.value) or key == "x"
     with pytest.raises(TenantDisabled):
-        keeper.enter([f"Bearer {other.key}"])
-    keeper.enter([bearer])
+        await keeper.enter([f"Bearer {other.key}"])
+    await keeper.enter([bearer])
     with pytest.raises(OverLimit):
-        keeper.enter([bearer])
+        await keeper.enter([bearer])
     assert refusals(metrics) == {"missing_key": 7, "unknown_key": 5, "disabled": 1, "requests_per_second": 1}
 
 
-def test_the_work_is_the_same_for_known_and_unknown_keys(admin, path, monkeypatch):
+async def test_the_work_is_the_same_for_known_and_unknown_keys(admin, path, monkeypatch):
     issued, expired, disabled = admin.add("a", {}), admin.add("b", {}), admin.add("c", {})
     admin.rotate("b", timedelta(hours=1))
     admin.change("c", {"disabled": True})
     keeper = gatekeeper(path, clock=lambda: now_utc() + timedelta(hours=2))
-    keeper.enter([f"Bearer {issued.key}"])
+    await keeper.enter([f"Bearer {issued.key}"])
     work = Counter()
 
     def counting(name, function):
@@ -367,39 +367,39 @@ def test_the_work_is_the_same_for_known_and_unknown_keys(admin, path, monkeypatc
     for key in (issued.key, expired.key, disabled.key, "pl-0-0", issued.key[:-1] + "x"):
         work.clear()
         with contextlib.suppress(Unauthenticated, TenantDisabled):
-            keeper.enter([f"Bearer {key}"])
+            await keeper.enter([f"Bearer {key}"])
         assert work == {"comparisons": 1, "digests": 1}
 
 
-def test_gateways_follow_the_file(admin, path):
+async def test_gateways_follow_the_file(admin, path):
     old = admin.add("a", {"requests_per_second": 0.001})
     keeper = gatekeeper(path)
-    keeper.enter([f"Bearer {old.key}"])
+    await keeper.enter([f"Bearer {old.key}"])
     new = admin.rotate("a", timedelta(0))
     look_again(keeper)
     with pytest.raises(Unauthenticated):
-        keeper.enter([f"Bearer {old.key}"])
+        await keeper.enter([f"Bearer {old.key}"])
     with pytest.raises(OverLimit):  # a new key is no new allowance
-        keeper.enter([f"Bearer {new.key}"])
+        await keeper.enter([f"Bearer {new.key}"])
     admin.remove("a")
     look_again(keeper)
     with pytest.raises(Unauthenticated):
-        keeper.enter([f"Bearer {new.key}"])
+        await keeper.enter([f"Bearer {new.key}"])
 
 
-def test_without_a_registry_all_are_let_in_until_there_is_one_and_never_again(admin, path):
+async def test_without_a_registry_all_are_let_in_until_there_is_one_and_never_again(admin, path):
     keeper = gatekeeper(path, may_be_open=True)
-    assert keeper.enter([]) is None
-    assert keeper.enter(["Bearer whatever"]) is None
+    assert await keeper.enter([]) is None
+    assert await keeper.enter(["Bearer whatever"]) is None
     issued = admin.add("a", {})
     look_again(keeper)
     with pytest.raises(Unauthenticated):
-        keeper.enter([])
+        await keeper.enter([])
     path.unlink()
     look_again(keeper)
     with pytest.raises(Unauthenticated):
-        keeper.enter([])
-    assert keeper.enter([f"Bearer {issued.key}"]).id == issued.tenant.id
+        await keeper.enter([])
+    assert (await keeper.enter([f"Bearer {issued.key}"])).id == issued.tenant.id
 
 
 def test_a_gateway_that_must_ask_for_keys_does_not_start_without_a_registry(path):
@@ -407,7 +407,7 @@ def test_a_gateway_that_must_ask_for_keys_does_not_start_without_a_registry(path
         gatekeeper(path)
 
 
-def test_namespaces_follow_the_policy(path):
+async def test_namespaces_follow_the_policy(path):
     admin = TenantAdministration(path, allow_shared=True)
     fields = {
         "alone": {},
@@ -421,24 +421,24 @@ def test_namespaces_follow_the_policy(path):
     }
     keys = {name: admin.add(name, one).key for name, one in fields.items()}
 
-    def namespaces(shared):
+    async def namespaces(shared):
         keeper = gatekeeper(path, shared=shared)
-        return {name: keeper.enter([f"Bearer {key}"]).sharing.namespace for name, key in keys.items()}
+        return {name: (await keeper.enter([f"Bearer {key}"])).sharing.namespace for name, key in keys.items()}
 
-    found = namespaces(shared=True)
+    found = await namespaces(shared=True)
     assert found["g1"] == found["g2"]
     assert found["all1"] == found["all2"]
     assert len(set(found.values())) == 6
     assert "" not in found.values()
-    assert namespaces(shared=True) == found  # as long as the registry lives
-    assert len(set(namespaces(shared=False).values())) == 7  # shared must be allowed by name
+    assert await namespaces(shared=True) == found  # as long as the registry lives
+    assert len(set((await namespaces(shared=False)).values())) == 7  # shared must be allowed by name
 
 
-def test_a_tenant_added_again_finds_nothing_of_its_namesake(admin, path):
+async def test_a_tenant_added_again_finds_nothing_of_its_namesake(admin, path):
     namespaces = set()
     for _ in range(2):
         key = admin.add("a", {}).key
-        namespaces.add(gatekeeper(path).enter([f"Bearer {key}"]).sharing.namespace)
+        namespaces.add((await gatekeeper(path).enter([f"Bearer {key}"])).sharing.namespace)
         admin.remove("a")
     assert len(namespaces) == 2
 

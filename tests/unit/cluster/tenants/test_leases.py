@@ -7,7 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_service.errors import StoreUnavailable
+from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.tenants.access import TenantAccess
+from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.errors import OverLimit
+from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.tenants.lease import LIFE_S, LeasedBucket
 from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import TenantLimits
@@ -70,12 +74,12 @@ def test_a_skewed_load_meets_its_limit_with_leases_and_not_with_shares():
 def test_a_lease_that_is_not_renewed_becomes_the_share_of_the_last_level():
     clock, store = Clock(), StoredBucket()
     bucket = LeasedBucket(10.0, 600.0, 4, clock.now)
-    bucket.ask(1, clock.now)
+    bucket.ask(1)
     bucket.renew(store.renew(bucket.report(clock.now), clock.now), clock.now)
     bucket.take(300, clock.now)
     assert bucket.wait_s(250, clock.now) == 0
     clock.now += LIFE_S + 1
-    assert not bucket.has_lease(clock.now)  # what it has spent has not been said for so long
+    assert not bucket.has_lease(clock.now)
     # A quarter of 600 less what this gateway has spent, and what a quarter of the rate has brought since.
     left = 600 / 4 - 300 + 2.5 * (LIFE_S + 1)
     assert bucket.wait_s(10, clock.now) == pytest.approx((10 - left) / 2.5)
@@ -85,8 +89,41 @@ def test_a_lease_that_is_not_renewed_becomes_the_share_of_the_last_level():
     assert not bucket.is_idle  # it has not been said yet
     bucket.renew(store.renew(bucket.report(clock.now), clock.now), clock.now)
     assert bucket.is_idle
-    clock.now += 1000
-    assert bucket.has_lease(clock.now)  # with nothing to say it may be as old as it likes
+    assert bucket.has_lease(clock.now)
+
+
+def test_what_is_taken_when_a_lease_ends_is_taken_once():
+    bucket = LeasedBucket(10.0, 600.0, 4, 0.0)
+    bucket.renew(StoredBucket().renew(bucket.report(0.0), 0.0), 0.0)
+    bucket.take(300, LIFE_S + 1)  # nobody has asked for the lease since it ended
+    assert bucket.report(LIFE_S + 1).spent == 300
+
+
+def test_a_level_of_long_ago_refuses_nobody():
+    clock, store = Clock(), StoredBucket()
+    limiter = TenantLimiter(TenantLimits(tokens_per_minute=60), 2, clock=clock)
+
+    def renew():
+        told = {name: store.renew(report, clock.now) for name, report in limiter.reports(True).items()}
+        limiter.renew(told)
+
+    renew()
+    limiter.spend(600)  # ten minutes' tokens
+    renew()
+    with pytest.raises(OverLimit):
+        limiter.check_tokens(1)
+    renew()
+    clock.now += 3600
+    assert limiter.awaits_lease
+    limiter.check_tokens(30)  # its share, should no lease come
+
+
+@pytest.mark.parametrize(("gateways", "demand"), [(10, 0.1), (50, 0.5), (10, 3.0)])
+def test_a_low_limit_is_met_although_hardly_any_call_finds_a_lease(gateways, demand):
+    rate = 0.2 if demand == 0.1 else 1.0
+    load = Load(rate=rate, burst=1.0, demand=demand, size=1.0, gateways=gateways, minutes=12)
+    ours, ideal, _ = admitted(load)
+    assert sum(ours[1:]) == pytest.approx(sum(ideal[1:]), rel=0.07)
 
 
 def test_what_is_reported_while_the_answer_is_under_way_is_neither_lost_nor_counted_twice():
@@ -127,7 +164,13 @@ class Leases:
         }  # fmt: skip
 
 
-async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody():
+@pytest.fixture
+def patient(monkeypatch):
+    """However busy the machine is, a lease comes in time."""
+    monkeypatch.setattr("cluster.tenants.renewal._FIRST_S", 10.0)
+
+
+async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody(patient):
     leases, limiter = Leases(), TenantLimiter(TenantLimits(tokens_per_minute=1000, requests_per_second=9), 10)
     renewal = LeaseRenewal(leases)
     running = asyncio.create_task(renewal.run())
@@ -139,6 +182,18 @@ async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody():
         pass
     await renewal.first_lease(limiter)
     assert len(leases.calls) == 1
+    running.cancel()
+
+
+async def test_a_call_has_its_lease_before_anything_is_charged(tmp_path, patient):
+    key = TenantAdministration(tmp_path / "t.json").add("a", {"requests_per_second": 20, "tokens_per_minute": 1000}).key
+    renewal, metrics = LeaseRenewal(Leases()), GatewayMetrics()
+    access = TenantAccess(tmp_path / "t.json", may_be_open=False)
+    keeper = Gatekeeper(access, 10, metrics.tenant_refusals, metrics.tenant_registry_failures, renewal=renewal)
+    running = asyncio.create_task(renewal.run())
+    for _ in range(3):  # a share has room for two
+        tenant = await keeper.enter([f"Bearer {key}"])
+    tenant.limiter.check_tokens(400)  # and for 100
     running.cancel()
 
 
@@ -159,6 +214,22 @@ async def test_without_a_store_that_answers_limits_are_shared_and_nobody_waits()
         await renewal.first_lease(limiter)
     assert tried <= len(leases.calls) <= tried + 1
     running.cancel()
+
+
+async def test_a_tenant_that_comes_has_its_lease_without_a_report_of_all_others():
+    leases = Leases()
+    renewal = LeaseRenewal(leases)
+    limiters = {name: TenantLimiter(TenantLimits(tokens_per_minute=1000), 2) for name in "abc"}
+    for name in "ab":
+        renewal.use(name, limiters[name])
+    await renewal._renew()
+    renewal.use("a", limiters["a"])
+    limiters["a"].spend(1)
+    renewal.use("c", limiters["c"])
+    await renewal._renew(is_due=False)
+    assert [sorted(call) for call in leases.calls] == [["a", "b"], ["c"]]
+    await renewal._renew()
+    assert sorted(leases.calls[-1]) == ["a"]
 
 
 async def test_tenants_without_traffic_are_not_renewed():
