@@ -147,9 +147,7 @@ def _refuse_unknown(file: Path, data: Mapping[str, Any], block: Mapping[str, Any
 def _check_target(file: Path, head: Qwen3Config, num_layers: Any, target: PretrainedConfig) -> None:
     """Raises ModelError for a head that was made for another target. num_layers: of its target; None: not told."""
     if head.hidden_size != target.hidden_size:
-        raise ModelError(
-            f"{file}: hidden_size is {head.hidden_size}; the target's hidden_size is {target.hidden_size}"
-        )
+        raise ModelError(f"{file}: hidden_size is {head.hidden_size}; the target's hidden_size is {target.hidden_size}")
     if num_layers not in (None, target.num_hidden_layers):
         raise ModelError(f"{file}: num_target_layers is {num_layers!r}; the target has {target.num_hidden_layers}")
     check_vocabulary(file, head.vocab_size, target.vocab_size)

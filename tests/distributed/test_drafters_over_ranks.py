@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 
 from actors.build import build_target_engine
 from actors.drafters.registry import DRAFTER_NAMES
-from actors.engine.rank_group import LeadingRank, begin_rounds, follow
+from actors.engine.rank_group import LeadingRank, begin_rounds, follow, least_of_ranks
 from actors.engine.warm_up import warm_up
 from actors.models.random_model import random_model
 from actors.models.source import ModelSource
@@ -18,6 +19,7 @@ from actors.options import TargetGroupOptions
 from cluster.offline import engine as offline_engine
 from cluster.offline.engine import LocalEngine
 from paceline_testing import mtp_checkpoints
+from paceline_testing.draft_times import let_drafts_pay
 from paceline_testing.integrity import check_integrity
 from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, END_OF_TURN, PADDING, make_byte_tokenizer, save_tiny_model
@@ -33,16 +35,20 @@ def serve_rank(rank: int, ring, answers, path: Path, options: dict) -> None:
         eagle_head=options.get("eagle_head", "none"),
     )  # fmt: skip
     engine = build_target_engine(ModelSource("tiny", "tiny", path), target, rank=rank)
-    begin_rounds()
+    begin_rounds(timedelta(seconds=ANSWER_WITHIN_S))
     if rank:
         warm_up(engine)
+        least_of_ranks(0)  # rank 0 is ready, too: it may compile drafters for longer than ranks wait for a round
         follow(engine, ring)
     else:
         leading = LeadingRank(SimpleNamespace(verify=engine.verify, clear=engine.clear), ring)
         offline_engine._build_target = lambda *_: engine
         local = LocalEngine(str(path), **COMMON, **options)
         engine.verify = leading.answer
-        answers.put([answers_of(local, sampling) for sampling in ASKED for _ in range(2)])
+        least_of_ranks(0)
+        with pytest.MonkeyPatch.context() as patch:
+            let_drafts_pay(patch)
+            answers.put([answers_of(local, sampling) for sampling in ASKED for _ in range(2)])
         answers.put(dict(local.core.counters.accepted_tokens))
         leading.stop()
     check_integrity(engine)
@@ -57,7 +63,7 @@ def answers_of(local: LocalEngine, sampling: dict) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lfm2", "gpt_oss", "qwen3_next"])
-def test_two_ranks_say_the_same_with_all_drafters(tmp_path, kind, drafts_pay):
+def test_two_ranks_say_the_same_with_all_drafters(tmp_path, kind):
     path = tmp_path / "target"
     if kind == "qwen3_next":
         mtp_checkpoints.qwen3_next().save(path)
