@@ -42,7 +42,7 @@ def widened_share(blocks: Tensor, scales: Tensor, shape: Shape, first: Shape, dt
 
 @contextlib.contextmanager
 def read_own_blocks() -> Iterator[None]:
-    """While a model is loaded in shards: a rank reads blocks and exponents of its shares of weights, and widens them."""
+    """While a model is loaded in shards: a rank reads the blocks of its share of a weight alone, and widens them."""
     from transformers.distributed.sharding_utils import DtensorShardOperation
     from transformers.integrations.mxfp4 import Mxfp4Dequantize
 

@@ -96,9 +96,8 @@ def engine_with(
     path: Path, depth: int, top_k: int, attention: AttentionBackend = "padded", device: str = "cpu", **options: Any
 ) -> TargetEngine:
     model = make_target().to(device)
-    engine_options = EngineOptions(
-        64, 4, is_eager=device != "cpu", **options
-    )  # compiling would take longer than the test
+    # Compiling would take longer than the test.
+    engine_options = EngineOptions(64, 4, is_eager=device != "cpu", **options)
     engine = TargetEngine(model, engine_options)
     head = load_head(path, model.config, device=device)
     shape = EagleOptions(depth=depth, top_k=top_k)
