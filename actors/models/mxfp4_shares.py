@@ -54,8 +54,8 @@ def read_own_blocks() -> Iterator[None]:
             return read(self, source, tensor_idx, device, dtype)
         experts, outputs, blocks = (source.shape if is_tensor else source.get_shape())[:3]
         whole = (experts, blocks * BLOCK, outputs)
-        own = blocks_of(*compute_local_shape_and_global_offset(whole, self.device_mesh, self.placements))
-        return source[own].to(device)
+        shape, first = compute_local_shape_and_global_offset(whole, self.device_mesh, self.placements)
+        return source[blocks_of(shape, first)].to(device)
 
     def widen_share(self: Any, input_dict: dict[str, Any], *, model: Any, full_layer_name: str, **options: Any) -> Any:
         placeholder = model.get_parameter(full_layer_name)
@@ -65,10 +65,10 @@ def read_own_blocks() -> Iterator[None]:
             next(value[0] if isinstance(value, list) else value for name, value in input_dict.items() if kind in name)
             for kind in ("blocks", "scales")
         )
-        share = compute_local_shape_and_global_offset(
+        shape, first = compute_local_shape_and_global_offset(
             placeholder.shape, placeholder.device_mesh, placeholder.placements
         )
-        widened = widened_share(blocks, scales, *share, placeholder.dtype)
+        widened = widened_share(blocks, scales, shape, first, placeholder.dtype)
         return {full_layer_name: torch.nn.Parameter(widened, requires_grad=False)}
 
     DtensorShardOperation.shard_tensor, Mxfp4Dequantize.convert = read_share, widen_share
