@@ -111,16 +111,9 @@ def smollm2_dir() -> Path:
 @pytest.fixture
 def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and waiting cost next to nothing, so that on a busy machine, too, the planner has drafts verified."""
-    import numpy as np
+    from paceline_testing.draft_times import let_drafts_pay
 
-    from cluster.router.draft_wait import DraftWait
-    from cluster.router.step_time import StepTimeCurve
-
-    def times(_: StepTimeCurve, first: int, count: int) -> np.ndarray:
-        return 0.01 + 1e-6 * np.arange(first, first + count)
-
-    monkeypatch.setattr(StepTimeCurve, "times", times)
-    monkeypatch.setattr(DraftWait, "pays", lambda self, num_emitting: True)
+    let_drafts_pay(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from actors.eagle.draft_head import DraftHead, MaskRows
-from actors.eagle.head_layout import checked_mask_token
+from actors.eagle.head_layout import check_vocabulary, checked_mask_token
 from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
@@ -112,23 +112,17 @@ class DFlashHead(DraftHead):
 
 def read_dflash_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig) -> DFlashLayout:
     """The layout of a head for a target (its text configuration). file: config.json, for errors; data: what it holds.
-    Raises ModelError for what is not implemented."""
-    block = data.get("dflash_config") or {}
-    known = set(Qwen3Config().to_dict()) | _DESCRIPTIVE | _OWN
-    unknown = {key: data[key] for key in data.keys() - known if data[key] not in (None, False)}
-    unknown |= {f"dflash_config.{key}": block[key] for key in block.keys() - _OF_BLOCK}
-    if data.get("use_sliding_window") or "sliding_attention" in (data.get("layer_types") or ()):
-        unknown["sliding_window"] = data.get("sliding_window")
-    for key, value in unknown.items():
-        raise ModelError(f"{file}: {key} is {value!r}, which is not implemented for DFlash heads")
+    Raises ModelError for what is not implemented, and for a head of another target."""
+    block = data.get("dflash_config")
+    if not isinstance(block, dict):
+        raise ModelError(f"{file}: dflash_config is {block!r}; it must be an object")
+    _refuse_unknown(file, data, block)
     try:
         config = Qwen3Config.from_dict({key: data[key] for key in data.keys() - {"model_type", "dtype"}})
         Qwen3RotaryEmbedding(config)
     except Exception as error:
         raise ModelError(f"{file}: cannot be used: {' '.join(str(error).split())[:300]}") from None
-    size = config.hidden_size
-    if size != target.hidden_size:
-        raise ModelError(f"{file}: hidden_size is {size}; the target's hidden_size is {target.hidden_size}")
+    _check_target(file, config, data.get("num_target_layers"), target)
     token = checked_mask_token(file, "dflash_config.mask_token_id", block.get("mask_token_id"), target.vocab_size)
     rows = data.get("block_size") or block.get("block_size")
     if not isinstance(rows, int) or rows < _MIN_BLOCK:
@@ -137,9 +131,32 @@ def read_dflash_layout(file: Path, data: Mapping[str, Any], target: PretrainedCo
     return DFlashLayout(config, MaskRows(token, is_block=True, most=rows - 1), layers)
 
 
+def _refuse_unknown(file: Path, data: Mapping[str, Any], block: Mapping[str, Any]) -> None:
+    """Raises ModelError for a key that may change what the head computes. block: dflash_config"""
+    known = set(Qwen3Config().to_dict()) | _DESCRIPTIVE | _OWN
+    unknown = {key: data[key] for key in data.keys() - known if data[key] not in (None, False)}
+    unknown |= {f"dflash_config.{key}": block[key] for key in block.keys() - _OF_BLOCK}
+    if data.get("use_sliding_window"):
+        unknown["use_sliding_window"] = True
+    if set(data.get("layer_types") or ()) - {"full_attention"}:
+        unknown["layer_types"] = data["layer_types"]
+    for key, value in unknown.items():
+        raise ModelError(f"{file}: {key} is {value!r}, which is not implemented for DFlash heads")
+
+
+def _check_target(file: Path, head: Qwen3Config, num_layers: Any, target: PretrainedConfig) -> None:
+    """Raises ModelError for a head that was made for another target. num_layers: of its target; None: not told."""
+    if head.hidden_size != target.hidden_size:
+        raise ModelError(f"{file}: hidden_size is {head.hidden_size}; the target's hidden_size is {target.hidden_size}")
+    if num_layers not in (None, target.num_hidden_layers):
+        raise ModelError(f"{file}: num_target_layers is {num_layers!r}; the target has {target.num_hidden_layers}")
+    check_vocabulary(file, head.vocab_size, target.vocab_size)
+
+
 def _feature_layers(file: Path, ids: Any, num_layers: int) -> tuple[int, ...]:
     """The layers whose inputs are read. ids: layers whose outputs are read; num_layers: of the target."""
-    if not ids or not all(isinstance(index, int) and 0 <= index < num_layers - 1 for index in ids):
+    is_list = isinstance(ids, list) and bool(ids)
+    if not is_list or not all(type(index) is int and 0 <= index < num_layers - 1 for index in ids):
         raise ModelError(
             f"{file}: dflash_config.target_layer_ids is {ids!r}; the target has {num_layers} layers, and all but the "
             "last can be read"

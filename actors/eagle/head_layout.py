@@ -87,9 +87,7 @@ def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, k
         has_bias="fc.bias" in keys,
     )
     size = layout.config.hidden_size
-    if abs(layout.config.vocab_size - target.vocab_size) > _MOST_PADDING:
-        limit = f"the target's is {target.vocab_size}, and padding explains {_MOST_PADDING} rows at most"
-        raise ModelError(f"{file}: vocab_size is {layout.config.vocab_size}; {limit}")
+    check_vocabulary(file, layout.config.vocab_size, target.vocab_size)
     if size != target.hidden_size and not layout.has_own_embedding:
         raise ModelError(
             f"{file}: hidden_size is {size} and the target's {target.hidden_size}, so the checkpoint needs the key "
@@ -115,6 +113,13 @@ def read_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig, k
             f"{size}; they could not be told from the head's own outputs"
         )
     return layout
+
+
+def check_vocabulary(file: Path, vocab_size: int, of_target: int) -> None:
+    """Raises ModelError for vocabularies of sizes that padding does not explain."""
+    if abs(vocab_size - of_target) > _MOST_PADDING:
+        limit = f"the target's is {of_target}, and padding explains {_MOST_PADDING} rows at most"
+        raise ModelError(f"{file}: vocab_size is {vocab_size}; {limit}")
 
 
 def _mask_token(file: Path, data: Mapping[str, Any], num_ids: int) -> int:

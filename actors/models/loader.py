@@ -291,10 +291,10 @@ def _load_model(
             if tensor_parallel > 1 and stored is not None and stored.get("quant_method") == "mxfp4":
                 from transformers import Mxfp4Config
 
-                from actors.models.mxfp4_shares import read_blocks_whole
+                from actors.models.mxfp4_shares import read_own_blocks
 
                 options["quantization_config"] = Mxfp4Config(dequantize=True)
-                reading.enter_context(read_blocks_whole())
+                reading.enter_context(read_own_blocks())
             if quantization != "none":
                 from actors.models.quantization import check_device
                 from actors.models.quantized_loading import WhileLoading, read_by_tensor

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.models.collectives import rank_of_group
-from actors.models.shards import SummedRows
+from actors.models.shards import summed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,8 @@ def _divide(mixer: nn.Module, plan: MixerPlan, rank: int, ranks: int) -> None:
             setattr(owner, name, nn.Parameter(share, requires_grad=False) if name in owner._parameters else share)
     for path in plan.summed:
         linear = cast("nn.Linear", mixer.get_submodule(path))
-        bias, linear.bias = linear.bias, None
         linear.weight = nn.Parameter(linear.weight.chunk(ranks, dim=1)[rank].clone(), requires_grad=False)
-        setattr(mixer, path, SummedRows(linear, bias, splits_input=False))
+        setattr(mixer, path, summed_rows(linear, splits_input=False))
     for module in mixer.modules():
         if type(module) is nn.Linear:
             module.out_features, module.in_features = module.weight.shape

@@ -173,7 +173,8 @@ def _gathered_columns(linear: nn.Module, is_head: bool) -> nn.Module:
     return (VocabularyShard if is_head else GatheredColumns)(_columns(linear), out_features)
 
 
-def _rows(linear: nn.Module, splits_input: bool) -> nn.Module:
+def summed_rows(linear: nn.Module, splits_input: bool) -> SummedRows:
+    """linear: with this rank's inputs alone. Its bias is added after the sum."""
     bias = _columns(linear).bias
     linear.bias = None
     return SummedRows(linear, bias, splits_input)
@@ -199,9 +200,9 @@ _UNWRAPPED: dict[str, Callable[[nn.Module, bool], nn.Module]] = {
     "packed_colwise": _columns,
     "colwise_gather_output": _gathered_columns,
     "colwise_rep": _gathered_columns,
-    "rowwise": lambda linear, _: _rows(linear, splits_input=False),
-    "rowwise_split_input": lambda linear, _: _rows(linear, splits_input=True),
-    "rowwise_rep": lambda linear, _: _rows(linear, splits_input=True),
+    "rowwise": lambda linear, _: summed_rows(linear, splits_input=False),
+    "rowwise_split_input": lambda linear, _: summed_rows(linear, splits_input=True),
+    "rowwise_rep": lambda linear, _: summed_rows(linear, splits_input=True),
     "embedding_rowwise": _embedding,
     "replicated_with_grad_allreduce": _without_wrapper,  # forwards need no collective
     "mla_kv_a_proj": _without_wrapper,  # likewise

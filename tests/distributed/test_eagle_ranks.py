@@ -47,7 +47,8 @@ def model_dir(tmp_path_factory) -> Path:
     tensors = tiny_eagle_tensors(model.config, "eagle3", 9) | {"mask_hidden": torch.randn(1, 1, 3 * 48)}
     config = save_eagle_head(path / "p-eagle", model.config, tensors) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": MASK}))
-    save_dflash(path / "dflash", dflash_config(48, VOCAB, MASK, [0, 1]), dflash_tensors(48, 2))
+    dflash = dflash_config(48, VOCAB, MASK, [0, 1], num_target_layers=3)
+    save_dflash(path / "dflash", dflash, dflash_tensors(48, 2))
     return path
 
 

@@ -16,7 +16,7 @@ from actors.engine.rank_group import LeadingRank, follow
 from actors.errors import ModelError
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.loader import check_tensor_parallel
-from actors.models.mxfp4_shares import widened_share
+from actors.models.mxfp4_shares import blocks_of, widened_share
 from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from paceline_testing.drafting import tree_to_verify
@@ -145,7 +145,8 @@ def test_experts_as_published_are_shared_out_within_blocks(model_dir, tmp_path):
                 shape, first = list(whole.shape), [0, 0, 0]
                 shape[dim] //= ranks
                 first[dim] = rank * shape[dim]
-                shares.append(widened_share(blocks, scales, tuple(shape), tuple(first), torch.float32))
+                own = blocks_of(tuple(shape), tuple(first))
+                shares.append(widened_share(blocks[own], scales[own], tuple(shape), tuple(first), torch.float32))
             assert torch.equal(torch.cat(shares, dim), whole)
 
 

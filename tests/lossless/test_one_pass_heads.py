@@ -38,7 +38,8 @@ def target_dir(tmp_path_factory) -> Path:
     tensors["mask_hidden"] = torch.randn(1, 1, 3 * 48)
     config = save_eagle_head(path / "p-eagle", model.config, tensors) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": MASK}))
-    save_dflash(path / "dflash", dflash_config(48, model.config.vocab_size, MASK, [0, 1, 2]), dflash_tensors(48, 3))
+    dflash = dflash_config(48, model.config.vocab_size, MASK, [0, 1, 2], num_target_layers=4)
+    save_dflash(path / "dflash", dflash, dflash_tensors(48, 3))
     return path
 
 

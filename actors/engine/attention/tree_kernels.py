@@ -287,9 +287,9 @@ def attend_kernel(
     if begin < 0:  # written only
         return
     first = 0
-    ends = tl.load(visible_ends + rows, mask=is_row, other=0)
-    # No row sees a later one, unless its visible end says so.
-    end = tl.maximum(begin + tl.minimum(count, tile_row + TILE_ROWS), tl.max(ends, 0))
+    end_in_tile = tl.minimum(count, tile_row + TILE_ROWS)
+    # No row sees a later one, unless its visible end says so. The tile's last row has the furthest one.
+    end = tl.maximum(begin + end_in_tile, tl.load(visible_ends + first_row + end_in_tile - 1))
     if IS_SPLIT:
         if count <= unsplit_rows:
             if split * split_size >= begin + count:
@@ -305,6 +305,7 @@ def attend_kernel(
         seen_from = seen_from - seen_from % -WINDOW
     if WINDOW != 0:
         first = tl.maximum(first, tl.min(tl.where(is_row, seen_from, 2147483647), 0))
+    ends = tl.load(visible_ends + rows, mask=is_row, other=0)
     tree_start = tl.load(tree_starts + sequence)
     table = block_tables + sequence.to(tl.int64) * max_blocks
     nodes = node_positions + sequence.to(tl.int64) * (64 * words)

@@ -76,9 +76,8 @@ def _read_head(path: Path, target: ModelShape) -> ModelShape:
     size, heads = layer.get("hidden_size"), layer.get("num_attention_heads")
     if not isinstance(size, int) or not isinstance(heads, int):
         raise ModelError(f"{path / 'config.json'}: it has no hidden_size or no num_attention_heads")
-    borrowed = (
-        0 if _OUTPUT in sizes else size * target.vocab_size
-    )  # EAGLE-1, -2 and DFlash read the target's output layer
+    # EAGLE-1, -2 and DFlash read the target's output layer.
+    borrowed = 0 if _OUTPUT in sizes else size * target.vocab_size
     return ModelShape(
         name=path.resolve().name,
         num_layers=layer.get("num_hidden_layers") or 1,

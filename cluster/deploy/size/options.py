@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -56,20 +57,28 @@ def deployment_of(asked: Namespace, measured: tuple[tuple[int, float], ...]) -> 
 
 def parse_acceptance(text: str, drafting: Sequence[str]) -> dict[str, float]:
     """`0.8` or `0.8,head=0.7` -> probabilities by what drafts. drafting: sections of draft models, and the head. A
-    number without a name is for all of them, or for the CPU's drafters where there are none. Raises InvalidRequest."""
-    found: dict[str, float] = {}
+    number without a name is for all others of them, or for the CPU's drafters where there are none. Raises
+    InvalidRequest."""
+    given: dict[str, float] = {}
     names = (*drafting, CPU_DRAFTERS)
     for part in text.split(",") if text else ():
-        name, _, number = part.rpartition("=")
-        try:
-            share = float(number)
-        except ValueError:
-            share = -1.0
-        if (name and name not in names) or not 0.0 <= share <= _MOST_ACCEPTANCE:
+        name, sign, number = (piece.strip() for piece in part.rpartition("="))
+        share = _number(number)
+        is_known = name in names if sign else True
+        if not is_known or name in given or not 0.0 <= share <= _MOST_ACCEPTANCE:
             limit = f"write a number from 0 to {_MOST_ACCEPTANCE}, or NAME=NUMBER, comma-separated, where NAME is "
-            raise InvalidRequest("--acceptance", text, f"{limit}{' or '.join(names)}")
-        found |= {name: share} if name else dict.fromkeys(drafting or [CPU_DRAFTERS], share)
-    return found
+            raise InvalidRequest("--acceptance", text, f"{limit}{' or '.join(names)}, each once")
+        given[name] = share
+    of_all = dict.fromkeys(drafting or [CPU_DRAFTERS], given.pop("")) if "" in given else {}
+    return of_all | given
+
+
+def _number(text: str) -> float:
+    """NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _assumed(asked: Namespace, drafting: Sequence[str], given: Mapping[str, float], is_measured: bool) -> Iterator[str]:

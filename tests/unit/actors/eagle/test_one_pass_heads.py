@@ -96,9 +96,8 @@ def engine_with(
     path: Path, depth: int, top_k: int, attention: AttentionBackend = "padded", device: str = "cpu", **options: Any
 ) -> TargetEngine:
     model = make_target().to(device)
-    engine_options = EngineOptions(
-        64, 4, is_eager=device != "cpu", **options
-    )  # compiling would take longer than the test
+    # Compiling would take longer than the test.
+    engine_options = EngineOptions(64, 4, is_eager=device != "cpu", **options)
     engine = TargetEngine(model, engine_options)
     head = load_head(path, model.config, device=device)
     shape = EagleOptions(depth=depth, top_k=top_k)
@@ -246,12 +245,17 @@ def test_other_heads_are_refused_by_name(tmp_path, target, change, message):
     [
         ({"hidden_size": 48}, r"hidden_size is 48; the target's hidden_size is 32"),
         ({"block_size": 1}, r"block_size is 1; it must be an integer of 2 or more"),
-        ({"layer_types": ["sliding_attention", "full_attention"]}, r"sliding_window is None, which is not implemented"),
+        ({"num_target_layers": 36}, r"num_target_layers is 36; the target has 6"),
+        ({"vocab_size": 151936}, r"vocab_size is 151936; the target's is 61"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, r"layer_types is \['sliding_attention', 'full_att"),
+        ({"use_sliding_window": True}, r"use_sliding_window is True, which is not implemented"),
+        ({"dflash_config": 3}, r"dflash_config is 3; it must be an object"),
         ({"markov_rank": 256}, r"markov_rank is 256, which is not implemented for DFlash heads"),
         ({"dflash_config": {"causal": True}}, r"dflash_config.causal is True, which is not implemented"),
         ({"dflash_config": {"target_layer_ids": [1, 4]}}, r"dflash_config.mask_token_id is None; it must be an id"),
         ({"dflash_config": {"mask_token_id": 3}}, r"dflash_config.target_layer_ids is None; the target has 6 layers"),
         ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 5]}}, r"target_layer_ids is \[1, 5\]"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": 4}}, r"target_layer_ids is 4; the target has"),
         ({"num_hidden_layers": 3, "layer_types": None}, r"key 'layers.2.self_attn.q_proj.weight' of shape"),
     ],
 )  # fmt: skip

@@ -307,8 +307,9 @@ def test_each_draft_model_has_an_acceptance_of_its_own(run, refuse, tmp_path):
     assert {name: tokens[name] - 1.0 for name in ("more_drafts.code", "by the head", "on the CPU")} == pytest.approx(
         {"more_drafts.code": 0.9, "by the head": 0.6, "on the CPU": 0.4}
     )
-    assert told("--acceptance", "0.8,head=0.6")[0] == {"draft": 0.8, "more_drafts.code": 0.8, "head": 0.6, "cpu": 0.5}
-    for wrong in ("mine=0.5", "1", "head=x", "0.5,"):
+    wanted = {"draft": 0.8, "more_drafts.code": 0.8, "head": 0.6, "cpu": 0.5}
+    assert told("--acceptance", "0.8,head=0.6")[0] == told("--acceptance", "head=0.6, 0.8")[0] == wanted
+    for wrong in ("mine=0.5", "1", "head=x", "0.5,", "nan", "=0.5", "0.5,0.6", "head=0.5,head=0.6"):
         message = refuse("size", *MODELS, "--eagle-head", "assume", "--acceptance", wrong)
         assert "NAME=NUMBER, comma-separated, where NAME is draft or head or cpu" in message
 
