@@ -100,12 +100,11 @@ def test_it_is_there_at_once_for_a_server_an_engine_and_the_command(target, buil
     assert capsys.readouterr().out == f"{default_drafter_dir(tmp_path / 'command', target)}\n"
 
 
-def test_a_home_that_cannot_be_written_costs_the_draft_model_alone(target, built, tmp_path, monkeypatch, caplog):
+def test_a_home_that_cannot_be_written_costs_the_draft_model_and_no_start(target, built, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(shipped_drafter, "SHIPPED", tmp_path)
     pack_drafter(built, tmp_path / f"{target.weights_fingerprint()}.safetensors")
     (home := tmp_path / "home").touch()
-    local = LocalEngine(str(target.path), device="cpu", kv_cache_tokens=512, home=home)
-    assert "draft_model" not in local.drafter_names
+    assert ready_drafter(home, target) is None
     assert "could not be unpacked" in caplog.text
     assert "cannot be written" in caplog.text
 
