@@ -26,8 +26,8 @@ _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _TOKEN_IDS, _MASK_EMBEDDING = "token_ids", "mask_embedding"
 _STEPS = ".steps"  # after the name of a matrix
 # Keys of config.json that may differ from the target's
-_CONFIG = ("num_hidden_layers", "layer_types", "tie_word_embeddings", "vocab_size", "dtype")
-_CONFIG += (MASK_TOKEN_KEY, KIND_KEY, DEPTH_KEY)
+_SHAPE = ("num_hidden_layers", "layer_types", "tie_word_embeddings", "vocab_size", "dtype")
+_CONFIG = (*_SHAPE, MASK_TOKEN_KEY, KIND_KEY, DEPTH_KEY)
 _BLOCK, _LARGEST_CODE = 32, 127
 
 
