@@ -289,7 +289,8 @@ def _shared(options: _Pool, update: dict[str, float]) -> _Pool:
 
 def told_gpu_shares(plan: ClusterPlan) -> str | None:
     """Who has less than a GPU; None: nobody."""
-    rank, draft = plan.config.target.gpus or 1.0, plan.config.draft.gpus or 1.0
+    drafts = (plan.config.draft, *(planned.options for planned in plan.more_drafts.values()))
+    rank, draft = plan.config.target.gpus or 1.0, min(options.gpus or 1.0 for options in drafts)
     return None if min(rank, draft) == 1.0 else f"a rank has {rank:g} of one, a draft worker {draft:g}"
 
 

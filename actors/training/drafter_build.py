@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+logger = logging.getLogger(__name__)
+
+
 class DrafterExists(Exception):
     """The directory already holds a drafter."""
 
@@ -48,10 +52,13 @@ def default_drafter_dir(home: Path, source: ModelSource) -> Path:
 
 def ready_drafter(home: Path, target: ModelSource) -> Path | None:
     """The directory of the target's drafter; None where it must be built first. One that comes with the package is
-    unpacked. Raises ModelError."""
+    unpacked, where there is room for it: it is not needed to serve the target. Raises ModelError."""
     directory = default_drafter_dir(home, target)
     if not directory.is_dir() and (packed := shipped_weights(target)) is not None:
-        unpack_drafter(packed, target, directory, keeps=True)
+        try:
+            unpack_drafter(packed, target, directory, keeps=True)
+        except ModelError as error:
+            logger.warning("the draft model that comes with Paceline could not be unpacked: %s", error)
     return directory if directory.is_dir() else None
 
 

@@ -26,7 +26,8 @@ _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _TOKEN_IDS, _MASK_EMBEDDING = "token_ids", "mask_embedding"
 _STEPS = ".steps"  # after the name of a matrix
 # Keys of config.json that may differ from the target's
-_CONFIG = ("num_hidden_layers", "tie_word_embeddings", "vocab_size", "dtype", MASK_TOKEN_KEY, KIND_KEY, DEPTH_KEY)
+_SHAPE = ("num_hidden_layers", "layer_types", "tie_word_embeddings", "vocab_size", "dtype")
+_CONFIG = (*_SHAPE, MASK_TOKEN_KEY, KIND_KEY, DEPTH_KEY)
 _BLOCK, _LARGEST_CODE = 32, 127
 
 
@@ -66,29 +67,36 @@ def pack_drafter(directory: Path, out: Path) -> None:
 
     Raises ModelError.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
 
     source = ModelSource(str(directory), directory.name, directory)
-    config, card = source.read_json("config.json"), source.read_json(CARD_FILE)
-    if source.vocab_map_path is None or MASK_TOKEN_KEY not in config or not card:
-        raise ModelError(f"{directory}: is no parallel draft model of `paceline drafter train`")
+    config, card, path = source.read_json("config.json"), source.read_json(CARD_FILE), directory / "model.safetensors"
+    if source.vocab_map_path is None or MASK_TOKEN_KEY not in config or not card or not path.is_file():
+        raise ModelError(f"{directory}: is no parallel draft model of `paceline drafter train`, or not in one file")
     token_ids = load_file(source.vocab_map_path)[_TOKEN_IDS]
-    weights = load_file(directory / "model.safetensors")
+    weights = load_file(path)
+    if missing := {_EMBEDDINGS, _HEAD} - set(weights):
+        raise ModelError(f"{path}: has no {min(missing)}; models of this kind are not packed")
     weights[_MASK_EMBEDDING] = weights.pop(_EMBEDDINGS)[config[MASK_TOKEN_KEY]].clone()
     weights[_HEAD] = weights[_HEAD][token_ids]
-    changed = {name: config[name] for name in _CONFIG}
+    changed = {name: config[name] for name in _CONFIG if name in config}
     metadata = {"config": json.dumps(changed), "card": json.dumps(card)}
-    save_file({**small_tensors(weights), _TOKEN_IDS: token_ids}, out, metadata)
+    try:
+        save_file({**small_tensors(weights), _TOKEN_IDS: token_ids}, out, metadata)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{out}: cannot be written: {error}") from None
     out.chmod(0o644)  # safetensors makes it private
 
 
 def small_tensors(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Matrices as int8 codes and the float16 step of each 32 inputs, as in Q8_0 of ggml; vectors as they are."""
+    """Matrices as int8 codes and the float16 step of each 32 inputs, as in Q8_0 of ggml; what does not divide into 32
+    as it is."""
     import torch
 
     small = {}
     for name, weight in weights.items():
-        if weight.ndim != 2:
+        if weight.ndim != 2 or weight.shape[1] % _BLOCK:
             small[name] = weight
             continue
         blocks = weight.float().unflatten(1, (-1, _BLOCK))

@@ -94,8 +94,8 @@ class DraftFollower:
         torch.set_num_threads(options.threads)
         use_device(options.device)
         store, device = find_meeting(*meeting, timeout_s), choose_device(options.device)
-        ring = join_group(store, self._rank, options.tensor_parallel, device, timeout_s)
         try:
+            ring = join_group(store, self._rank, options.tensor_parallel, device, timeout_s)
             runner = build_draft_runner(self._settings.source, options)
         except Exception:
             leave_group()  # the others wait for it no more

@@ -82,16 +82,16 @@ class WorkerLoop:
         engine: Engine,
         server: LinkServer,
         info: WorkerInfo,
-        on_idle: Callable[[], None] | None = None,
+        on_turn: Callable[[], None] | None = None,
         work_ahead: Callable[[], bool] | None = None,
     ) -> None:
-        """on_idle is called between polls while nothing arrives. work_ahead is called after answers while nothing
-        arrives, until it returns False; arriving messages wait for it. Errors of either end the loop."""
+        """on_turn is called before every poll, also while messages keep arriving. work_ahead is called after answers
+        while nothing arrives, until it returns False; arriving messages wait for it. Errors of either end the loop."""
         self.num_batches = 0  # the worker's progress, for health checks
         self._engine = engine
         self._server = server
         self._info = info
-        self._on_idle = on_idle
+        self._on_turn = on_turn
         self._work_ahead = work_ahead
         self._idle = IdleSequences()
         self._last_rounds: LastRounds[tuple[VerifyBatch, VerifyResult]] = LastRounds()
@@ -138,6 +138,8 @@ class WorkerLoop:
         has_more = False  # work ahead
         while not self._stopped.is_set():
             self._turned_at = time.monotonic()
+            if self._on_turn is not None:
+                self._on_turn()
             received = self._inbox.next(0.0 if has_more else _POLL_S)
             if received is not None:
                 peer, message = received
@@ -148,8 +150,6 @@ class WorkerLoop:
                 has_more = self._work_ahead is not None
             elif has_more and self._work_ahead is not None:
                 has_more = self._work_ahead()
-            elif self._on_idle is not None:
-                self._on_idle()
             forgotten = self._idle.due(time.monotonic())
             if forgotten:
                 logger.info("forgetting %d sequences that no router has mentioned for a while", len(forgotten))

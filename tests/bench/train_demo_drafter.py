@@ -252,6 +252,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory of the draft model")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.step == "train" and (arguments.out is None or not any(arguments.texts.glob("*.pt"))):
+        parser.error("train needs --out, and texts that were written")
     torch.set_num_threads(arguments.threads)
     source = resolve_model("smollm2", paceline_home())
     if arguments.step == "train":

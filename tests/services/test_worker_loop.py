@@ -114,7 +114,7 @@ async def test_work_ahead_follows_an_answer_and_a_message_waits_for_one_step_of_
 def test_a_loop_that_stands_still_outside_of_a_batch_shows_and_fails_the_groups_health_check() -> None:
     let_go = threading.Event()
     with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public]) as server:
-        loop = WorkerLoop(Engine(), server, INFO, on_idle=let_go.wait)
+        loop = WorkerLoop(Engine(), server, INFO, on_turn=let_go.wait)
         thread = threading.Thread(target=loop.run)
         assert loop.turn_s == 0.0
         thread.start()
@@ -132,6 +132,24 @@ def test_a_loop_that_stands_still_outside_of_a_batch_shows_and_fails_the_groups_
             loop.stop()
             thread.join()
     assert loop.turn_s == 0.0
+
+
+async def test_what_is_done_every_turn_is_done_however_many_messages_arrive() -> None:
+    """Ranks that hear nothing end, and a batch need not be told to them."""
+    turns: list[int] = []
+    engine = Engine()
+    engine.leave.set()
+    with LinkServer(LinkKeys.generate(), [ROUTER_KEYS.public]) as server:
+        loop = WorkerLoop(engine, server, INFO, on_turn=lambda: turns.append(engine.num_answered))
+        thread = threading.Thread(target=loop.run)
+        thread.start()
+        try:
+            with closing(AsyncLink(server.address, ROUTER_KEYS)) as link:
+                await asyncio.gather(*(answer_to(link, VerifyBatch(number, [])) for number in range(50)))
+        finally:
+            loop.stop()
+            thread.join()
+    assert set(range(50)) <= set(turns)
 
 
 async def test_time_in_batches_adds_up() -> None:

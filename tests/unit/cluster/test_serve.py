@@ -309,6 +309,7 @@ def test_a_draft_worker_of_several_ranks_has_whole_gpus_of_one_node(model):
 
     placed = with_gpu_shares(planned(), [4])  # one for two workers of the other model
     assert (placed.config.draft.gpus, placed.more_drafts["code"].options.gpus) == (None, 0.5)
+    assert told_gpu_shares(placed) == "a rank has 1 of one, a draft worker 0.5"
     settings = DraftSettings(placed.draft, placed.config.draft.model_copy(update={"device": "cuda"}))
     pool = draft_pool_application(settings, "d", placed.config.autoscaling)._bound_deployment._replica_config
     assert pool.placement_group_bundles == [{"GPU": 1.0, "CPU": 1.0}] * 2

@@ -1,10 +1,12 @@
 """The draft model that comes with the package is the demo target's; packing keeps what a parallel one guesses."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from actors.errors import ModelError
 from actors.models.loader import load_draft_model, load_tokenizer
@@ -13,7 +15,14 @@ from actors.training import shipped_drafter
 from actors.training.drafter_build import build_drafter, default_drafter_dir, ready_drafter
 from actors.training.drafter_card import CARD_FILE
 from actors.training.recipes import DrafterRecipe
-from actors.training.shipped_drafter import SHIPPED, pack_drafter, shipped_weights, unpack_drafter
+from actors.training.shipped_drafter import (
+    SHIPPED,
+    pack_drafter,
+    shipped_weights,
+    small_tensors,
+    unpack_drafter,
+    whole_tensors,
+)
 from cluster.cli import drafter as command
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
@@ -59,9 +68,23 @@ def test_one_that_is_there_is_kept_where_that_is_wanted(target, tmp_path):
     assert not any(out.iterdir())
 
 
-def test_a_model_of_another_kind_is_not_packed(target, tmp_path):
+def test_what_cannot_be_packed_is_refused_by_name(target, built, tmp_path):
     with pytest.raises(ModelError, match="is no parallel draft model"):
         pack_drafter(target.path, tmp_path / "packed")
+    with pytest.raises(ModelError, match="nowhere/packed: cannot be written"):
+        pack_drafter(built, tmp_path / "nowhere" / "packed")
+    other = shutil.copytree(built, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["wte"] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"has no model\.embed_tokens\.weight"):
+        pack_drafter(other, tmp_path / "packed")
+
+
+def test_what_does_not_divide_into_blocks_stays_whole():
+    weights = {"odd": torch.randn(3, 48).bfloat16(), "zero": torch.zeros(2, 32).bfloat16()}
+    for name, tensor in whole_tensors(small_tensors(weights)).items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=0)
 
 
 def test_it_is_there_at_once_for_a_server_an_engine_and_the_command(target, built, tmp_path, monkeypatch, capsys):
@@ -75,6 +98,15 @@ def test_it_is_there_at_once_for_a_server_an_engine_and_the_command(target, buil
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "command"))
     command.app(["build", "--target", str(target.path), "--threads", "1"], standalone_mode=False)
     assert capsys.readouterr().out == f"{default_drafter_dir(tmp_path / 'command', target)}\n"
+
+
+def test_a_home_that_cannot_be_written_costs_the_draft_model_and_no_start(target, built, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(shipped_drafter, "SHIPPED", tmp_path)
+    pack_drafter(built, tmp_path / f"{target.weights_fingerprint()}.safetensors")
+    (home := tmp_path / "home").touch()
+    assert ready_drafter(home, target) is None
+    assert "could not be unpacked" in caplog.text
+    assert "cannot be written" in caplog.text
 
 
 def test_other_targets_have_none(target, tmp_path):
