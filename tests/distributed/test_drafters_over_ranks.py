@@ -49,7 +49,8 @@ def serve_rank(rank: int, ring, answers, path: Path, options: dict) -> None:
         with pytest.MonkeyPatch.context() as patch:
             let_drafts_pay(patch)
             answers.put([answers_of(local, sampling) for sampling in ASKED for _ in range(2)])
-        answers.put(dict(local.core.counters.accepted_tokens))
+        counters = local.core.counters
+        answers.put((sum(counters.drafted_tokens.values()), sum(counters.accepted_tokens.values())))
         leading.stop()
     check_integrity(engine)
 
@@ -78,6 +79,8 @@ def test_two_ranks_say_the_same_with_all_drafters(tmp_path, kind):
     plain = LocalEngine(str(path), drafters=("none",), draft_model="none", **COMMON)
     wanted = [answers_of(plain, sampling) for sampling in ASKED]
     with ranks_at_work(2, serve_rank, path, drafting) as answers:
-        said, accepted = answers.get(timeout=ANSWER_WITHIN_S), answers.get(timeout=ANSWER_WITHIN_S)
+        said, (drafted, accepted) = (answers.get(timeout=ANSWER_WITHIN_S) for _ in range(2))
     assert said == [wanted[0]] * 2 + [wanted[1]] * 2
-    assert sum(accepted.values()) > 0
+    assert drafted > 0
+    if kind != "qwen3_next":  # a random head is right by chance
+        assert accepted > 0
