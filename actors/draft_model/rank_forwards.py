@@ -8,12 +8,12 @@ forward ends the group: another rank may be in a collective of it.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Sequences
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -41,6 +41,37 @@ class _Forward(NamedTuple):
     more: Sequences[Part] = ()
     key: Hashable = None
     may_record: bool = False
+
+
+def encode_forward(forward: _Forward) -> bytes:
+    encoded: bytes = msgspec.msgpack.encode(forward, enc_hook=_array_parts)
+    return encoded
+
+
+def decode_forward(payload: bytes) -> _Forward:
+    """Its arrays are read-only views of the payload."""
+    return _decoder.decode(payload)
+
+
+def _array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{type(value).__name__} cannot be told")
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def _restored(expected: type, value: Any) -> Any:
+    if expected is np.ndarray:
+        dtype, shape, data = value
+        return np.frombuffer(data, dtype).reshape(shape)
+    return _hashable(value)
+
+
+def _hashable(value: Any) -> Hashable:
+    """A key of a launch, whose tuples have become lists."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+_decoder = msgspec.msgpack.Decoder(_Forward, dec_hook=_restored)
 
 
 class _ToldCache(KvCache):
@@ -106,7 +137,7 @@ class LeadingRunner(ModelRunner):
             return super().launch(inputs, key, launch, may_record=may_record)
 
     def _tell(self, forward: _Forward) -> None:
-        self._leader.tell(pickle.dumps(forward, pickle.HIGHEST_PROTOCOL))
+        self._leader.tell(encode_forward(forward))
 
 
 @contextmanager
@@ -125,7 +156,7 @@ def follow_forwards(runner: ModelRunner, ring: RingReader) -> None:
     Raises RuntimeError if another rank is gone, TimeoutError if rank 0 is silent.
     """
     for payload in told(ring):
-        _compute(runner, pickle.loads(payload))
+        _compute(runner, decode_forward(payload))
 
 
 def _compute(runner: ModelRunner, forward: _Forward) -> None:

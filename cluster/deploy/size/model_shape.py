@@ -102,7 +102,7 @@ def find_model(spec: str, field: str) -> ModelShape:
 
 def _has_several_sizes(config: PretrainedConfig) -> bool:
     """Whether heads differ between layers (Gemma 4, MiMo V2), or values from keys."""
-    if getattr(config, "per_layer_config", None) or getattr(config, "swa_num_key_value_heads", None):
+    if getattr(config, "is_heterogeneous", False) or getattr(config, "swa_num_key_value_heads", None):
         return True
     key_dim, value_dim = getattr(config, "head_dim", None), getattr(config, "v_head_dim", None)
     return bool(key_dim and value_dim and key_dim != value_dim)

@@ -7,7 +7,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.cache_utils import LinearAttentionLayer
 
-from actors.engine import model_check, model_runner
+from actors.engine import kv_bytes, model_check, model_runner
 from actors.engine.kv_cache import KvCache
 from actors.engine.layer_shapes import ShapeProbe
 from actors.engine.model_check import ModelCheck, check_architecture, check_model_type
@@ -53,7 +53,8 @@ def test_a_configuration_of_which_no_model_can_be_made_is_not_tried():
 
 
 def test_wrong_positions_are_found(monkeypatch):
-    monkeypatch.setattr(model_runner, "check_layers", lambda *_: None)
+    for module in (kv_bytes, model_runner):
+        monkeypatch.setattr(module, "check_layers", lambda *_: None)
     result = check_architecture(CONFIG_MAPPING["roberta"](**DECODER))
     assert (result.outcome, result.reason[:30]) == ("wrong", "logits of a part of a prompt d")
 

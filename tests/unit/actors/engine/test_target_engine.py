@@ -299,7 +299,9 @@ def test_a_cache_is_zero_and_takes_memory_only_as_it_is_written(dtype):
 def test_a_cleared_engine_finds_no_prefix_and_keeps_neither_moves_nor_features():
     engine = target()
     verify(engine, item(1, 0, PROMPT))
-    head = SimpleNamespace(tap=FeatureTap(engine.model, None), launches=None, computed=lambda slots: None)
+    head = SimpleNamespace(
+        tap=FeatureTap(engine.model, None), launches=None, computed=lambda slots: None, is_parallel=False
+    )
     engine.attach_head(head)
     head.tap.open()
     verify(engine, item(2, 0, PROMPT))

@@ -6,7 +6,7 @@ import pytest
 
 from actors.drafters.lookahead import LookaheadDrafter
 from actors.errors import InvalidRequest
-from actors.messages import GenerationRequest, SamplingParams, VerifyBatch, VerifyResult
+from actors.messages import GenerationRequest, VerifyBatch, VerifyResult
 from cluster.config import SpeculationConfig
 from cluster.router.core import RouterCore
 from cluster.router.trace import trace_round
@@ -107,7 +107,6 @@ def test_what_is_required_is_no_reason_to_verify_less():
     [
         {"max_draft_tokens": 0},
         {"drafters": ()},
-        {"sampling": SamplingParams(seed=1, temperature=0.0, acceptance="rejection")},
         {"max_new_tokens": 1},
     ],
 )
