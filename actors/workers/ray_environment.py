@@ -15,7 +15,7 @@ OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.gateway.door.proxy_errors.middlewares",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.05",  # after three that fail, a lost proxy is replaced
-    "RAY_SERVE_PROXY_USE_GRPC": "1",  # a chunk to a proxy takes half of the time that it takes as a Ray object
+    "RAY_SERVE_PROXY_USE_GRPC": "1",  # a chunk costs gateway and proxy a third less than as a Ray object
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(1 << 30),  # bodies are limited by the front door
 }
 

@@ -54,7 +54,7 @@ def main() -> None:
         asyncio.run(_ask(options.load, options.streams, options.chunks, options.api))
         return
     with tempfile.TemporaryDirectory() as directory:
-        url = _serve(Path(directory), options.delay_ms / 1e3, is_linked=not options.through_serve)
+        url = _serve(Path(directory), options.delay_ms / 1e3, options.streams, is_linked=not options.through_serve)
         try:
             _load(url, options.streams, 2, options.api)  # warms up
             for _ in range(options.turns):
@@ -64,13 +64,19 @@ def main() -> None:
             ray.shutdown()
 
 
-def _serve(directory: Path, delay_s: float, *, is_linked: bool) -> str:
+def _serve(directory: Path, delay_s: float, streams: int, *, is_linked: bool) -> str:
     prepare_own_ray("127.0.0.1")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     tokenizer = toy_tokenizer()
     tokenizer.save_pretrained(directory)
     http_port, grpc_port = free_ports(2)
-    config = GatewayConfig(http_port=http_port, grpc_port=grpc_port, replicas=1, max_new_tokens=10_000)
+    config = GatewayConfig(
+        http_port=http_port,
+        grpc_port=grpc_port,
+        replicas=1,
+        max_new_tokens=10_000,
+        max_connections=max(500, streams + 10),
+    )
     model = ServedModel("toy", max_model_len=16_384, vocab_size=len(tokenizer), eos_token_ids=(), created=1)
     start_proxies(config)
     get_or_create_directory(DIRECTORY, lifetime="detached")
@@ -90,7 +96,8 @@ def _report(url: str, streams: int, chunks: int, api: str) -> None:
     for name in PROCESSES:
         chunk_s = (long[name] - short[name]) / (streams * (chunks - 1))
         request_s = short[name] / streams - chunk_s
-        print(f"{name:8} {chunk_s * 1e6:7.0f} us a chunk {request_s * 1e6:8.0f} us a request", flush=True)
+        times = f"{name:8} {chunk_s * 1e6:7.0f} us a chunk {request_s * 1e6:8.0f} us a request"
+        print(f"{times} {_peak_mb(PROCESSES[name]):6.0f} MB at most", flush=True)
 
 
 def _load(url: str, streams: int, chunks: int, api: str) -> dict[str, float]:
@@ -107,6 +114,12 @@ def _processor_s() -> dict[str, float]:
         name: [psutil.Process(pid).cpu_times() for pid in ray_processes(title)] for name, title in PROCESSES.items()
     }
     return {name: sum(one.user + one.system for one in own) for name, own in times.items()}
+
+
+def _peak_mb(title: str) -> float:
+    """Resident memory of the processes so far, each at its most."""
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in ray_processes(title)]
+    return sum(int(status.split("VmHWM:")[1].split()[0]) for status in statuses) / 1024
 
 
 async def _ask(url: str, streams: int, chunks: int, api: str) -> None:
