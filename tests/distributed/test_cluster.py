@@ -475,7 +475,8 @@ class TestTensorParallelCluster:
 def test_the_mtp_head_of_a_hybrid_drafts_on_two_ranks(ray_here, ports, tmp_path):
     path = mtp_checkpoints.qwen3_next().save(tmp_path)
     oracle = LocalEngine(str(path), drafters=("none",), device="cpu", kv_cache_tokens=4096)
-    wanted = [g.text for g in oracle.generate(PROMPTS[:4], max_new_tokens=40, ignore_eos=True)]
+    # A server leaves out the beginning of a character that its answer's end cuts off.
+    wanted = [g.text.rstrip("\ufffd") for g in oracle.generate(PROMPTS[:4], max_new_tokens=40, ignore_eos=True)]
     with running((path, path), ports, exact="default", tensor_parallel=2, draft_workers=0, eagle_head="mtp") as cluster:
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(lambda prompt: cluster.stream(prompt, max_tokens=40), PROMPTS[:4])) == wanted
