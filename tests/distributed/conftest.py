@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,18 @@ def ray_here() -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # after the ends of clusters
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Ray ends with the folder's last test, or it would take time from all that this process tests afterwards."""
-    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Ray ends with the folder's last test, or it would take time from all that this process tests afterwards. A test
+    that has failed still has it when it runs once more."""
+    result = yield
+    if _is_here(item) and (nextitem is None or not _is_here(nextitem)):
         ray.shutdown()
+    return result
+
+
+def _is_here(item: pytest.Item) -> bool:
+    return Path(__file__).parent in item.path.parents
 
 
 @pytest.fixture(scope="session")
