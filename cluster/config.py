@@ -122,9 +122,9 @@ class ObjectivesConfig(Options):
     Without any, requests run in order of arrival and their class has no effect."""
 
     interactive: Objective = Objective()
-    """Of requests with service_tier default, priority, fast or scale, and of those that do not say."""
+    """For requests with service_tier default, priority, fast or scale, and for those that do not say."""
     batch: Objective = Objective()
-    """Of requests with service_tier flex."""
+    """For requests with service_tier flex."""
 
     @property
     def are_set(self) -> bool:

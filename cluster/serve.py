@@ -312,22 +312,10 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     """
     config = plan.config
     get_or_create_directory(DIRECTORY, lifetime="detached")
-    eagle_head = config.target.eagle_head if EAGLE in plan.drafters else "none"
-    if eagle_head not in ("none", MTP_HEAD):
-        eagle_head = str(Path(eagle_head).resolve())
-    target = TargetSettings(
-        source=plan.target,
-        options=config.target.model_copy(update={"device": plan.target_device, "eagle_head": eagle_head}),
-        fingerprint=plan.info.fingerprint,
-        limits=replace(
-            round_limits(config.router, config.speculation),
-            successors=most_successors(plan.drafters, config.speculation.drafter_options),
-        ),
-    )
     # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
     upstream = [
         target_group_application(
-            target,
+            _target_settings(plan),
             DIRECTORY,
             batch_limit_s=config.router.verify_timeout_s,
             scaling=config.autoscaling,
@@ -338,17 +326,47 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         draft_pool_application(draft, DIRECTORY, config.autoscaling, config.observability)
         for draft in _draft_settings(plan)
     ]
-    promotion = None
-    if config.cache.promotion.enabled:
-        promotion = PromotionSource(plan.access.file, plan.target, config.cache.promotion)
+    router = router_application(_router_settings(plan), *upstream, replicas=config.target.most_groups)
+    return gateway_application(
+        router,
+        str(plan.target.path),
+        served_model(plan),
+        config.gateway,
+        access=plan.access,
+        observability=config.observability,
+        directory_name=DIRECTORY,
+        cache=config.cache,
+        num_routers=config.target.most_groups,
+    )
+
+
+def _target_settings(plan: ClusterPlan) -> TargetSettings:
+    config = plan.config
+    eagle_head = config.target.eagle_head if EAGLE in plan.drafters else "none"
+    if eagle_head not in ("none", MTP_HEAD):
+        eagle_head = str(Path(eagle_head).resolve())
+    return TargetSettings(
+        source=plan.target,
+        options=config.target.model_copy(update={"device": plan.target_device, "eagle_head": eagle_head}),
+        fingerprint=plan.info.fingerprint,
+        limits=replace(
+            round_limits(config.router, config.speculation),
+            successors=most_successors(plan.drafters, config.speculation.drafter_options),
+        ),
+    )
+
+
+def _router_settings(plan: ClusterPlan) -> RouterSettings:
+    config, cache = plan.config, plan.config.cache
+    promotion = PromotionSource(plan.access.file, plan.target, cache.promotion) if cache.promotion.enabled else None
     regions = None
-    if config.cache.regions.url is not None:
-        regions = RegionsSource(plan.access.file, plan.target, config.cache.regions, config.cache.promotion)
-    settings = RouterSettings(
+    if cache.regions.url is not None:
+        regions = RegionsSource(plan.access.file, plan.target, cache.regions, cache.promotion)
+    return RouterSettings(
         config.router,
         config.speculation,
         config.draft,
-        config.cache,
+        cache,
         model=plan.info,
         tokenizer_dir=str(plan.target.path),
         directory_name=DIRECTORY,
@@ -358,19 +376,6 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
         build_progress=plan.build_progress,
         more_drafts={name: planned.options for name, planned in plan.more_drafts.items()},
         metrics_by_node=config.target.most_groups > MOST_ON_PAGE,
-    )
-    router = router_application(settings, *upstream, replicas=config.target.most_groups)
-    model = served_model(plan)
-    return gateway_application(
-        router,
-        str(plan.target.path),
-        model,
-        config.gateway,
-        access=plan.access,
-        observability=config.observability,
-        directory_name=DIRECTORY,
-        cache=config.cache,
-        num_routers=config.target.most_groups,
     )
 
 

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from actors.eagle.draft_head import DraftHead, MaskRows
+from actors.eagle.draft_head import MaskRows, OwnLayersHead
 from actors.eagle.head_layout import check_vocabulary, checked_mask_token
-from actors.engine.attention.interface import ATTENTION_NAME
-from actors.engine.kv_cache import LayerShape
 from actors.errors import ModelError
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -64,7 +62,7 @@ class DFlashLayer(nn.Module):
         return output
 
 
-class DFlashHead(DraftHead):
+class DFlashHead(OwnLayersHead):
     """Row t has the target's feature of position t, or is a row of a block at position t. Outputs are normed."""
 
     def __init__(self, layout: DFlashLayout) -> None:
@@ -84,9 +82,6 @@ class DFlashHead(DraftHead):
     def feature_layers(self) -> tuple[int, ...]:
         return self._feature_layers
 
-    def attend_paged(self) -> None:
-        self.config._attn_implementation = ATTENTION_NAME
-
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, drafted: Tensor | None = None, **attention: Any
     ) -> Tensor:
@@ -102,12 +97,6 @@ class DFlashHead(DraftHead):
     def logits(self, hidden: Tensor, target_head: nn.Module) -> Tensor:
         logits: Tensor = target_head(hidden)
         return logits
-
-    @property
-    def kv_shapes(self) -> list[LayerShape]:
-        config = self.config
-        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
-        return [shape] * len(self.layers)
 
 
 def read_dflash_layout(file: Path, data: Mapping[str, Any], target: PretrainedConfig) -> DFlashLayout:

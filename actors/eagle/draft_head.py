@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
+from actors.engine.attention.interface import ATTENTION_NAME
 from actors.engine.kv_cache import LayerShape
 
 
@@ -60,3 +62,20 @@ class DraftHead(nn.Module, ABC):
 
     def kv_bytes_per_token(self) -> int:
         return sum(shape.kv_heads * sum(shape.stored_dims) * shape.dtype.itemsize for shape in self.kv_shapes)
+
+
+class OwnLayersHead(DraftHead):
+    """A head whose layers are modules of Paceline, all alike in what they store."""
+
+    config: PretrainedConfig
+    fc: nn.Linear  # from features to the head's width
+    layers: nn.ModuleList
+
+    @property
+    def kv_shapes(self) -> list[LayerShape]:
+        config = self.config
+        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
+        return [shape] * len(self.layers)
+
+    def attend_paged(self) -> None:
+        self.config._attn_implementation = ATTENTION_NAME

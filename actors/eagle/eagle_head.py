@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from actors.eagle.draft_head import DraftHead, MaskRows
+from actors.eagle.draft_head import MaskRows, OwnLayersHead
 from actors.eagle.head_layout import HeadLayout
 from actors.eagle.head_settings import HeadKind
-from actors.engine.attention.interface import ATTENTION_NAME
-from actors.engine.kv_cache import LayerShape
 
 
 class HeadLayer(nn.Module):
@@ -62,7 +60,7 @@ class HeadLayer(nn.Module):
         return output
 
 
-class EagleHead(DraftHead):
+class EagleHead(OwnLayersHead):
     """A head of either kind. Its output predicts the feature of the next position.
 
     EAGLE's feature is the target's last hidden state, the input of its output layer; EAGLE-3's is the concatenation of
@@ -96,9 +94,6 @@ class EagleHead(DraftHead):
     @property
     def feature_layers(self) -> tuple[int, ...] | None:
         return self.layout.feature_layers
-
-    def attend_paged(self) -> None:
-        self.config._attn_implementation = ATTENTION_NAME
 
     def forward(
         self, embeddings: Tensor, features: Tensor, positions: Tensor, drafted: Tensor | None = None, **attention: Any
@@ -136,9 +131,3 @@ class EagleHead(DraftHead):
             hidden = self.norm(hidden)
         logits: Tensor = (target_head if self.lm_head is None else self.lm_head)(hidden)
         return logits
-
-    @property
-    def kv_shapes(self) -> list[LayerShape]:
-        config = self.config
-        shape = LayerShape(config.num_key_value_heads, config.head_dim, config.head_dim, self.fc.weight.dtype)
-        return [shape] * len(self.layers)

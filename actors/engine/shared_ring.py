@@ -166,7 +166,7 @@ class RingReader(_Ring):
 
 
 def _checksum(place: int, head: bytes, data: bytes) -> int:
-    """Of a piece. With its place, so that what lay there before does not pass for it."""
+    """The checksum of a piece and its place, so that what lay there before does not pass for it."""
     return zlib.crc32(data, zlib.crc32(head, place & 0xFFFFFFFF))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,21 +288,12 @@ def _load_model(
     elif device != "cpu" or stored is not None:
         options["device_map"] = {"": device}  # loads onto the device, never whole into host memory
     try:
-        with quiet_transformers(), contextlib.ExitStack() as reading:
-            if tensor_parallel > 1 and stored is not None and stored.get("quant_method") == "mxfp4":
-                from transformers import Mxfp4Config
-
-                from actors.models.mxfp4_shares import read_own_blocks
-
-                options["quantization_config"] = Mxfp4Config(dequantize=True)
-                reading.enter_context(read_own_blocks())
-            if quantization != "none":
-                from actors.models.quantization import check_device
-                from actors.models.quantized_loading import WhileLoading, read_by_tensor
-
-                check_device(quantization, torch.device(device))
-                options["quantization_config"] = WhileLoading(quantization, tensor_parallel, keep_head)
-                reading.enter_context(read_by_tensor())
+        reading: AbstractContextManager[None] = contextlib.nullcontext()
+        if quantization != "none":
+            options["quantization_config"], reading = _quantizing(quantization, device, tensor_parallel, keep_head)
+        elif tensor_parallel > 1 and stored is not None and stored.get("quant_method") == "mxfp4":
+            options["quantization_config"], reading = _widening()
+        with quiet_transformers(), reading:
             model, info = kind.from_pretrained(source.path, **options)
             check_loaded(model, info, is_quantized=stored is not None)
     except ModelError as error:
@@ -314,18 +306,46 @@ def _load_model(
     if stored is not None:
         unify_dtype(model, torch_dtype)
     if tensor_parallel > 1:
-        import torch.distributed as dist
-
-        from actors.models.mixer_shares import divide_mixers
-        from actors.models.shards import unwrap_shards
-
-        unwrap_shards(model)
-        if divides_mixers:
-            divide_mixers(model)
-        add_biases_once(model, dist.get_rank())
+        _keep_own_share(model, divides_mixers)
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+def _quantizing(
+    quantization: Quantization, device: str, tensor_parallel: int, keep_head: bool
+) -> tuple[Any, AbstractContextManager[None]]:
+    """`quantization_config` of `from_pretrained`, and what is open while it reads. Raises ModelError for a device that
+    has no such quantization."""
+    import torch
+
+    from actors.models.quantization import check_device
+    from actors.models.quantized_loading import WhileLoading, read_by_tensor
+
+    check_device(quantization, torch.device(device))
+    return WhileLoading(quantization, tensor_parallel, keep_head), read_by_tensor()
+
+
+def _widening() -> tuple[Any, AbstractContextManager[None]]:
+    """As `_quantizing`, for ranks that widen their share of weights in MXFP4."""
+    from transformers import Mxfp4Config
+
+    from actors.models.mxfp4_shares import read_own_blocks
+
+    return Mxfp4Config(dequantize=True), read_own_blocks()
+
+
+def _keep_own_share(model: PreTrainedModel, divides_mixers: bool) -> None:
+    """Make what `transformers` has loaded in shards a model of this rank alone."""
+    import torch.distributed as dist
+
+    from actors.models.mixer_shares import divide_mixers
+    from actors.models.shards import unwrap_shards
+
+    unwrap_shards(model)
+    if divides_mixers:
+        divide_mixers(model)
+    add_biases_once(model, dist.get_rank())
 
 
 def load_draft_model(

@@ -30,7 +30,7 @@ class GpuDemand:
 
     @property
     def ranks(self) -> int:
-        """Of target groups, beside which draft workers of one rank may be."""
+        """Ranks of all target groups. Draft workers of one rank may be on their GPUs, too."""
         return self.groups * self.tensor_parallel
 
 

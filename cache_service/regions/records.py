@@ -33,7 +33,7 @@ _GROUP = "group:"
 
 MAX_PURGED_LABELS = 1024
 MAX_PURGED_RANGES = 4096
-"""Of all labels together."""
+"""Purged ranges of all labels together."""
 
 _GROUP_NAME = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 

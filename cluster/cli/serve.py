@@ -125,6 +125,43 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
     from cluster.gateway.deployment import start_proxies
     from cluster.serve import APPLICATION, cluster_application, told_gpu_shares, with_gpu_shares
 
+    _tell_models(plan)
+    if not _start_ray_unless_stopped(plan.num_cpus, address, stop):
+        return
+    _stop_on_signals(stop)  # Ray has put its own handler of SIGTERM in place
+    if address is not None:
+        _refuse_a_serve_that_runs(address)
+    runs_serve = False
+    try:
+        gateway: GatewayConfig = plan.config.gateway
+        plan = with_gpu_shares(plan, gpus_of_nodes())
+        if (told := told_gpu_shares(plan)) is not None:
+            typer.echo(f"gpus    {told}")
+        if not stop.is_set():
+            runs_serve = True
+            start_proxies(gateway, plan.access)
+        if not stop.is_set():
+            application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
+            # Without waiting: a model may take minutes to load, and Ctrl-C must end that too.
+            ray_serve.run_many(
+                [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+            )
+            _tell_addresses(gateway)
+        if _wait_until_ready(gateway, stop):
+            typer.echo("ready")
+        stop.wait()
+        typer.echo("stopping", err=True)
+    finally:
+        # Ray prints on stdout that calls of the controller that it ends have "infinite retries remaining".
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+            if runs_serve and address is not None:
+                _leave_ray()
+            elif runs_serve:
+                _end_serve()
+            ray.shutdown()
+
+
+def _tell_models(plan) -> None:  # type: ignore[no-untyped-def]
     config: ClusterConfig = plan.config
     typer.echo(
         f"target  {plan.info.name} ({plan.target.path}), dtype {config.target.dtype} on {plan.target_device}, "
@@ -144,44 +181,15 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
         typer.echo(
             f"draft   {name}: {planned.source.path}, {planned.options.workers} worker(s) on {planned.device}{state}"
         )
-    if not _start_ray_unless_stopped(plan.num_cpus, address, stop):
-        return
-    _stop_on_signals(stop)  # Ray has put its own handler of SIGTERM in place
-    if address is not None:
-        _refuse_a_serve_that_runs(address)
-    runs_serve = False
-    try:
-        gateway = config.gateway
-        plan = with_gpu_shares(plan, gpus_of_nodes())
-        if (told := told_gpu_shares(plan)) is not None:
-            typer.echo(f"gpus    {told}")
-        if not stop.is_set():
-            runs_serve = True
-            start_proxies(gateway, plan.access)
-        if not stop.is_set():
-            application = ray_serve.RunTarget(cluster_application(plan), APPLICATION, "/")
-            # Without waiting: a model may take minutes to load, and Ctrl-C must end that too.
-            ray_serve.run_many(
-                [application], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
-            )
-            typer.echo(f"http    {_http_url(gateway)}/v1")
-            typer.echo(f"grpc    {gateway.host}:{gateway.grpc_port} (paceline.v1.Inference)")
-            if gateway.page:
-                typer.echo(f"page    {_http_url(gateway)}/")
-            if gateway.metrics_port is not None:
-                typer.echo(f"metrics http://{gateway.metrics_host}:{gateway.metrics_port}/metrics")
-        if _wait_until_ready(gateway, stop):
-            typer.echo("ready")
-        stop.wait()
-        typer.echo("stopping", err=True)
-    finally:
-        # Ray prints on stdout that calls of the controller that it ends have "infinite retries remaining".
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-            if runs_serve and address is not None:
-                _leave_ray()
-            elif runs_serve:
-                _end_serve()
-            ray.shutdown()
+
+
+def _tell_addresses(gateway: GatewayConfig) -> None:
+    typer.echo(f"http    {_http_url(gateway)}/v1")
+    typer.echo(f"grpc    {gateway.host}:{gateway.grpc_port} (paceline.v1.Inference)")
+    if gateway.page:
+        typer.echo(f"page    {_http_url(gateway)}/")
+    if gateway.metrics_port is not None:
+        typer.echo(f"metrics http://{gateway.metrics_host}:{gateway.metrics_port}/metrics")
 
 
 def _start_ray_unless_stopped(num_cpus: float, address: str | None, stop: threading.Event) -> bool:

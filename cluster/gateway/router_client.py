@@ -83,8 +83,8 @@ class RouterClient:
                     response.cancel()
 
     async def status(self) -> RouterStatus:
-        """Of many routers, all are asked once a minute, and some in between. Raises Unavailable when no router
-        answers."""
+        """Where there are many routers, all are asked once a minute and one in between. Raises Unavailable when no
+        router answers."""
         if self._num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
             try:
                 async with asyncio.timeout(self._status_timeout_s):

@@ -129,7 +129,7 @@ class SimulationOptions(Options):
     policy: Policy = "isolated"
     """How tenants share caches."""
     tenant_limits: TenantLimits = TenantLimits()
-    """Of each tenant."""
+    """Limits of each tenant."""
     objectives: ObjectivesConfig = ObjectivesConfig(
         interactive=Objective(ttft_s=1.0, tpot_s=0.1), batch=Objective(ttft_s=60.0)
     )

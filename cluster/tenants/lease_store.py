@@ -26,7 +26,7 @@ _Batch = dict[tuple[str, str], Report]  # by tenant and limit
 
 
 class LeaseStore:
-    """Of one gateway. Not thread-safe."""
+    """The store of leases, as one gateway uses it. Not thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

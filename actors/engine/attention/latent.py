@@ -82,7 +82,7 @@ def _as_one_head(latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _factors(module: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Of `LatentProjection`: what a module makes of unit latents. None unless it is linear and leaves rotated parts."""
+    """What a module makes of unit latents; None unless it is linear and leaves rotated parts."""
     rank, device = int(module.kv_lora_rank), next(module.parameters()).device
     generator = torch.Generator().manual_seed(0)
     # The last two rows: zeros, and a latent of any numbers.

@@ -59,7 +59,7 @@ class Pods:
         return {whole(port.get("containerPort")): scalar(port.get("name")) for port in ports}
 
     def number_of(self, port: object) -> int | None:
-        """Of a port that is given by its name or its number."""
+        """The number of a port that is given by its name or its number."""
         named = {name: number for number, name in self.ports().items() if name is not None}
         return named.get(port) if isinstance(port, str) else whole(port)
 

@@ -35,7 +35,7 @@ _ROUTES = ("HTTPRoute", "GRPCRoute", "TCPRoute", "TLSRoute", "UDPRoute")
 
 
 class References:
-    """Of all documents of a set; `check` yields what is wrong between them."""
+    """References between all documents of a set; `check` yields what is wrong with them."""
 
     def __init__(self, documents: list[Document]) -> None:
         self._documents = documents = [each for each in documents if _group(each) in _GROUPS]
