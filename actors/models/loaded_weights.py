@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SHOWN = 3  # names in a message
-_OLD_BUFFERS = re.compile(r"\.(masked_bias|inv_freq)$")  # that checkpoints of years ago have
+# That checkpoints of years ago have: causal masks, which were a `bias` of the attention itself, and rotations.
+_OLD_BUFFERS = re.compile(r"\.((attn|attention)\.bias|masked_bias|causal_mask|inv_freq)$")
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], *, is_quantized: bool = False) -> None:
@@ -44,16 +45,18 @@ def _unknown(model: PreTrainedModel, unexpected: Collection[str]) -> list[str]:
         if isinstance(part, nn.ModuleList)
         for index in range(len(part))
     }
-    found = []
-    for key in unexpected:
+    prefix = f"{model.base_model_prefix}."
+
+    def is_ours(key: str) -> bool:
         parents = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
         owner = parts.get(parents[-1]) if parents else None
-        is_ours = not layers.isdisjoint(parents) or (
-            owner is not None and next(owner.parameters(recurse=False), None) is not None
-        )
-        if is_ours and key not in buffers and not _OLD_BUFFERS.search(key):
-            found.append(key)
-    return found
+        has_weights = owner is not None and next(owner.parameters(recurse=False), None) is not None
+        return (has_weights or not layers.isdisjoint(parents)) and key not in buffers
+
+    # The checkpoint of a model without its output layer lacks the prefix, also before keys for which there is no place.
+    return [
+        key for key in unexpected if not _OLD_BUFFERS.search(key) and any(map(is_ours, (key, f"{prefix}{key}")))
+    ]
 
 
 def _listed(names: Collection[str]) -> str:

@@ -19,7 +19,9 @@ from actors.models.loader import (
     max_model_len,
     read_model_info,
 )
+from actors.models.random_model import random_model
 from actors.models.source import VOCAB_MAP_FILE, ModelSource
+from actors.models.tiny_config import config_of_type, tiny_config
 from actors.training.seed_prompts import built_in_prompts, read_prompts
 from paceline_testing.tiny_models import TINY_KINDS, make_tiny_model, save_tiny_model
 
@@ -102,6 +104,33 @@ def test_a_checkpoint_may_have_more_layers_and_other_parts_than_the_model(copy_o
     source = copy_of()
     extra = ["model.layers.2.mlp.up_proj.weight", "visual.blocks.0.mlp.weight", "mtp.fc.weight", "score.weight"]
     change_weights(source, extra=[*extra, "model.layers.0.self_attn.masked_bias"])
+    load_model(source)
+
+
+def without_prefix(source, prefix, extra):
+    path = source.path / "model.safetensors"
+    weights = {name.removeprefix(prefix): weight for name, weight in load_file(path).items()}
+    save_file({**weights, **{name: torch.zeros(3) for name in extra}}, path, metadata={"format": "pt"})
+
+
+def test_a_checkpoint_of_the_model_alone_has_unknown_weights_without_its_prefix(copy_of):
+    source = copy_of()
+    without_prefix(source, "model.", ["layers.2.mlp.up_proj.weight"])
+    load_model(source)
+    without_prefix(source, "model.", ["layers.1.self_attn.q_proj.bias"])
+    with pytest.raises(ModelError, match=r"has, and its model has not, layers\.1\.self_attn\.q_proj\.bias"):
+        load_model(source)
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+@pytest.mark.parametrize(
+    ("kind", "masks"),
+    [("gptj", ["bias", "masked_bias"]), ("gpt2", ["bias", "masked_bias"]), ("codegen", ["causal_mask"])],
+)
+def test_causal_masks_that_are_stored_are_passed_over(tmp_path, kind, masks, prefix):
+    random_model(tiny_config(config_of_type(kind))).save_pretrained(tmp_path)
+    source = ModelSource(kind, kind, tmp_path)
+    without_prefix(source, "transformer." if not prefix else "", [f"{prefix}h.0.attn.{mask}" for mask in masks])
     load_model(source)
 
 
