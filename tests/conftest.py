@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import shutil
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+import pytest_timeout
+from _pytest.faulthandler import fault_handler_stderr_fd_key, get_timeout_config_value
 from xdist.scheduler import LoadFileScheduling
 
 from actors.errors import ModelUnavailable
@@ -80,10 +83,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of clusters come first, which wait for processes to start; what computes takes the time they leave."""
+    _limit_time(item)
     if item.nodeid.startswith(_GIVE_WAY) and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    _limit_time(item)
+
+
+def _limit_time(item: pytest.Item) -> None:
+    """Both plugins' limits end with a failure. What comes after it, a teardown and a second try, has them, too: a test
+    that takes longer fails, and where it does not come back to Python, its process ends with a traceback."""
+    settings = pytest_timeout._get_item_settings(item)
+    item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
+    seconds, stderr = get_timeout_config_value(item.config), item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
