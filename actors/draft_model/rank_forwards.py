@@ -49,20 +49,20 @@ def encode_forward(forward: _Forward) -> bytes:
 
 
 def decode_forward(payload: bytes) -> _Forward:
-    """Its arrays are read-only views of the payload."""
     return _decoder.decode(payload)
 
 
 def _array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{type(value).__name__} cannot be told")
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        raise TypeError(f"{getattr(value, 'dtype', type(value).__name__)} cannot be told")
     return value.dtype.str, value.shape, value.tobytes()
 
 
 def _restored(expected: type, value: Any) -> Any:
     if expected is np.ndarray:
         dtype, shape, data = value
-        return np.frombuffer(data, dtype).reshape(shape)
+        # A copy: numba would compile another version for read-only arrays, while rank 0 waits.
+        return np.frombuffer(data, dtype).reshape(shape).copy()
     return _hashable(value)
 
 
