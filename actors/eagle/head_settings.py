@@ -18,7 +18,13 @@ HeadKind = Literal["eagle", "eagle3"]
 
 # Keys that do not change what a head computes, or that its tensors say better.
 _DESCRIPTIVE = {
-    "attention_bias", "auto_map", "bias", "has_no_defaults_at_init", "max_window_layers", "qkv_bias", "torch_dtype",
+    "attention_bias", "auto_map", "bias", "has_no_defaults_at_init", "max_window_layers", "qkv_bias",
+    "target_model_type", "torch_dtype",
+}  # fmt: skip
+# Of a target with experts, left in a head's copy of its config.json. A head's own experts would be other tensors.
+_EXPERTS = {
+    "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
+    "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "shared_expert_intermediate_size",
 }  # fmt: skip
 # Of the head as a whole, so not in `transformer_layer_config`.
 _HEAD = {
@@ -41,13 +47,14 @@ _GENERATION = {
     "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p",
     "torchscript", "typical_p", "use_bfloat16",
 }  # fmt: skip
-_NONE_IF_FALSE = {"add_cross_attention", "parallel_drafting", "pruned_heads", "use_sliding_window"}
+_NONE_IF_FALSE = {"add_cross_attention", "parallel_drafting", "pruned_heads", "use_mrope", "use_sliding_window"}
 # All heads that are read have the layer of a Llama. The other types have it too, with the same defaults, where the
 # tensors are those of a Llama; of the architectures, names are all that differs.
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3", "speculator_model"}
 _ARCHITECTURES = {
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "EagleLlamaForCausalLM",
-    "LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle", "Eagle3DraftModel", "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle", "Eagle3DraftModel", "Eagle3LLamaforCausalLM",
+    "Eagle3LlamaForCausalLM",
     "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM", "Eagle3Speculator",
     "LlamaForCausalLMEagle3",
 }  # fmt: skip
@@ -141,7 +148,7 @@ def check_settings(
 ) -> None:
     """Raises ModelError for a key or value that may change what the head computes. is_parallel: P-EAGLE."""
     nested: Mapping[str, Any] = data.get("transformer_layer_config") or {}
-    layer_keys = set(LlamaConfig().to_dict()) | _SHAPE | _DESCRIPTIVE | _GENERATION
+    layer_keys = set(LlamaConfig().to_dict()) | _SHAPE | _DESCRIPTIVE | _EXPERTS | _GENERATION
     head_keys = layer_keys | _HEAD
     if nested:
         head_keys -= {key for key in _SHAPE if data.get(key) != nested.get(key)}

@@ -24,13 +24,18 @@ def check_loaded(model: PreTrainedModel, info: Mapping[str, Any], *, is_quantize
     the checkpoint is; its layers may have scales of more than their weights.
     """
     problems = {
-        "lacks": info["missing_keys"],
+        "lacks": [key for key in info["missing_keys"] if not _is_computed(model, key)],
         "has other shapes of": [name for name, *_ in info["mismatched_keys"]],
         "has, and its model has not,": [] if is_quantized else _unknown(model, info["unexpected_keys"]),
     }
     told = [f"{what} {_listed(names)}" for what, names in problems.items() if names]
     if told:
         raise ModelError(f"its checkpoint {'; it '.join(told)}")
+
+
+def _is_computed(model: PreTrainedModel, key: str) -> bool:
+    """Whether it is a table of positions that `transformers` computes where a checkpoint has none (Pegasus)."""
+    return hasattr(model.get_submodule(key.rpartition(".")[0]), "create_weight")
 
 
 def _unknown(model: PreTrainedModel, unexpected: Collection[str]) -> list[str]:

@@ -247,6 +247,19 @@ def test_what_older_versions_of_transformers_wrote_is_passed_over(tmp_path, targ
     assert load_eagle_head(eagle3(**written).save(tmp_path / "head"), target.config).kind == "eagle3"
 
 
+def test_what_a_head_has_from_a_target_with_experts_is_passed_over(tmp_path, target):
+    """As heads of AngelSlim and SpecForge for Qwen3-30B-A3B, Qwen3-Next and Qwen3.5 have it."""
+    copied = {"decoder_sparse_step": 1, "output_router_logits": False, "router_aux_loss_coef": 0.001}
+    copied |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+    names = {"architectures": ["Eagle3LLamaforCausalLM"], "target_model_type": "qwen3_moe", "use_mrope": False}
+    head = eagle3(**copied, **names)
+    assert load_eagle_head(head.save(tmp_path / "dense"), target.config).kind == "eagle3"
+    del head.shapes["midlayer.mlp.up_proj.weight"]
+    head.shapes["midlayer.mlp.experts.0.up_proj.weight"] = (64, TARGET_SIZE)
+    with pytest.raises(ModelError, match="mlp.up_proj.weight"):
+        load_eagle_head(head.save(tmp_path / "sparse"), target.config)
+
+
 @pytest.mark.parametrize(
     "flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "eagle_aux_hidden_state_layer_ids"]
 )

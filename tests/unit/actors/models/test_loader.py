@@ -134,6 +134,17 @@ def test_causal_masks_that_are_stored_are_passed_over(tmp_path, kind, masks, pre
     load_model(source)
 
 
+def test_positions_that_transformers_computes_need_not_be_stored(tmp_path):
+    """Published checkpoints of Pegasus have none."""
+    random_model(tiny_config(config_of_type("pegasus"))).save_pretrained(tmp_path)
+    source = ModelSource("pegasus", "pegasus", tmp_path)
+    sides = ("encoder", "decoder")
+    change_weights(source, without=[f"model.{side}.embed_positions.weight" for side in sides])
+    model = load_model(source)
+    for positions in (model.get_submodule(f"model.{side}.embed_positions") for side in sides):
+        assert torch.equal(positions.weight, positions.create_weight())
+
+
 @pytest.mark.parametrize("kind", TINY_KINDS)
 def test_a_model_is_described_without_its_weights(sources, kind):
     info = read_model_info(sources[kind], "served")
