@@ -11,13 +11,14 @@ import psutil
 
 from actors.workers.kernel_cache import can_be_made
 
-OWN_RAY = {
+_OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.gateway.door.proxy_errors.middlewares",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.05",  # after three that fail, a lost proxy is replaced
     "RAY_SERVE_PROXY_USE_GRPC": "1",  # a chunk costs gateway and proxy a third less than as a Ray object
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(1 << 30),  # bodies are limited by the front door
 }
+# Bytes of a call to a replica beyond a gRPC request's own: its metadata, and what Serve says of it.
+_REPLICA_MARGIN_BYTES = 1 << 20
 
 # As Ray does on macOS: a single machine, all ports listen on loopback.
 _LOOPBACK_ONLY = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -26,9 +27,17 @@ _TOKEN_SETTINGS = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 _TOKEN_FILE = Path("~/.ray/auth_token")
 
 
-def prepare_own_ray(gateway_host: str) -> None:
-    """Call before Ray is imported. Its processes inherit the variables. Existing values are kept."""
-    for name, value in OWN_RAY.items():
+def own_ray(max_body_bytes: int) -> dict[str, str]:
+    """Variables of all processes of a Ray of ours. max_body_bytes: of the largest request to the gateway."""
+    # Replicas listen on every interface, and read a call whole before they look at its token.
+    limit = str(max_body_bytes + _REPLICA_MARGIN_BYTES)
+    return {**_OWN_RAY, "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": limit}
+
+
+def prepare_own_ray(gateway_host: str, max_body_bytes: int) -> None:
+    """Call before Ray is imported. Its processes inherit the variables. Existing values are kept. Arguments: as in
+    `gateway`."""
+    for name, value in own_ray(max_body_bytes).items():
         os.environ.setdefault(name, value)
     if is_loopback(gateway_host):
         os.environ.setdefault(*_LOOPBACK_ONLY)

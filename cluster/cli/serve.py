@@ -59,7 +59,7 @@ def serve(
     if address is not None:
         prepare_to_join(address)
     else:
-        prepare_own_ray(loaded.gateway.host)
+        prepare_own_ray(loaded.gateway.host, loaded.gateway.max_body_bytes)
     with ctrl_c_ends_the_process():  # imports of seconds come after everything that can be wrong at once
         from actors.models.loader import choose_device
         from cluster.serve import device_elsewhere, plan_cluster

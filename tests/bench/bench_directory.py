@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=6)
     arguments = parser.parse_args()
-    prepare_own_ray("127.0.0.1")
+    prepare_own_ray("127.0.0.1", 1 << 20)
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     try:
         directory = get_or_create_directory(_NAME)

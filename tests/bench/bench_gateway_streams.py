@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _serve(directory: Path, delay_s: float, streams: int, *, is_linked: bool) -> str:
-    prepare_own_ray("127.0.0.1")
+    prepare_own_ray("127.0.0.1", GatewayConfig().max_body_bytes)
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     tokenizer = toy_tokenizer()
     tokenizer.save_pretrained(directory)

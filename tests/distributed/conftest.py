@@ -9,12 +9,13 @@ import pytest
 import ray
 
 from actors.workers.ray_environment import prepare_own_ray
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.free_ports import free_ports
 
 
 @pytest.fixture(scope="session")
 def ray_here() -> None:
-    prepare_own_ray("127.0.0.1")
+    prepare_own_ray("127.0.0.1", GatewayConfig().max_body_bytes)
     ray.init(
         address="local",
         num_cpus=16,

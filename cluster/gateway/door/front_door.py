@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import uvicorn.config
 from pydantic import Field
 from ray.serve._private import constants, default_impl, grpc_util, http_util, proxy
+from ray.serve._private.request_router import replica_wrapper
 
 from cache_service.options import Options
 from cluster.gateway.door import proxy_status
@@ -31,6 +32,7 @@ MIDDLEWARES = "cluster.gateway.door.proxy_errors.middlewares"
 
 GRPC_MARGIN_BYTES = 64 * 1024  # a message's size beyond that of its texts
 MAX_METADATA_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = 1 << 30  # that Serve's transport over gRPC brings from a replica in one piece
 _HANDSHAKE_WITHIN_MS = 10_000
 _IDLE_MS = 60_000  # without a call; clients connect again when they have one
 _PING_EVERY_MS = 60_000  # so that clients that are gone do not keep their connections
@@ -92,6 +94,8 @@ def install(door: FrontDoor) -> FrontDoor:
     LimitedHttpProtocol.max_connections = door.max_connections
     uvicorn.config.HTTP_PROTOCOLS["auto"] = _HTTP_PROTOCOL
     constants.DEFAULT_GRPC_SERVER_OPTIONS[:] = grpc_server_options(door)
+    # Serve has one limit for calls to replicas and for their answers.
+    replica_wrapper.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH = _MAX_ANSWER_BYTES
     # This service would list the applications to anybody; gRPC health tells how the server is.
     grpc_util.add_RayServeAPIServiceServicer_to_server = lambda servicer, server: None
     proxy.get_http_response_status = proxy_status.http_status

@@ -161,8 +161,8 @@ spec:
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.door.proxy_errors.middlewares}
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "0.05"}
 - {name: RAY_SERVE_PROXY_USE_GRPC, value: "1"}
-- {name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH, value: "1073741824"}
 {{- $config := include "paceline.config" . | fromYaml }}
+- {name: RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH, value: {{ add (default 4194304 $config.gateway.max_body_bytes) 1048576 | quote }}}
 {{- $keys := and (ne "" .Values.tenants.existingSecret) (not $config.tenants.open) }}
 {{- $door := dict "asks_for_keys" $keys }}
 {{- if $keys }}{{ $_ := set $door "tenants_file" $config.tenants.file }}{{ end }}

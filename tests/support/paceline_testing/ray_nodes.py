@@ -23,7 +23,8 @@ import psutil
 import yaml
 
 import cluster
-from actors.workers.ray_environment import OWN_RAY
+from actors.workers.ray_environment import own_ray
+from cluster.gateway_config import GatewayConfig
 from cache_service.store.embedded_server import EmbeddedServer
 from paceline_testing.free_ports import free_ports
 
@@ -207,7 +208,7 @@ class RayNodes:
 
     def _start(self, name: str, arguments: list[str]) -> RayNode:
         path = os.pathsep.join(filter(None, [str(_CODE), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, **OWN_RAY, "PYTHONPATH": path}
+        environment = {**os.environ, **own_ray(GatewayConfig().max_body_bytes), "PYTHONPATH": path}
         # A server of this process's own may have left it at "0", with which no node joins another.
         environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token} | self._environment

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from actors.workers.ray_environment import OWN_RAY
+from actors.workers.ray_environment import own_ray
 from cluster.cli.k8s import RAY_METRICS_PORT
 from cluster.config import ClusterConfig
 from cluster.deploy.chart_schema import with_config
@@ -377,10 +377,16 @@ def test_no_pod_is_killed_for_what_happens_in_another(profile):
         (container,) = specs[group]["containers"]
         assert container["livenessProbe"]["httpGet"]["path"] == "/api/local_raylet_healthz"
         assert {"name": "RAY_LOG_TO_STDERR", "value": "1"} in container["env"]
-        assert {(name, value) for name, value in OWN_RAY.items()} <= {
+        assert {(name, value) for name, value in own_ray(4 << 20).items()} <= {
             (each["name"], each["value"]) for each in container["env"]
         }
     assert specs["router"]["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_replicas_read_calls_as_large_as_requests_may_be():
+    for group in groups_of(objects({"config": {"gateway": {"max_body_bytes": 64 << 20}}})).values():
+        found = {each["name"]: each["value"] for each in group["template"]["spec"]["containers"][0]["env"]}
+        assert own_ray(64 << 20).items() <= found.items()
 
 
 def test_a_router_may_be_asked_over_grpc_whether_it_is_ready():

@@ -16,6 +16,7 @@ LOOK = """
 import pickle, sys
 import uvicorn
 from ray.serve._private import default_impl, grpc_util, http_util
+from ray.serve._private.request_router import replica_wrapper
 from cluster.gateway.door.proxy_errors import middlewares
 
 class Server:
@@ -30,6 +31,7 @@ def look():
     print(config.http_protocol_class.max_connections)
     print(config.http_protocol_class.__name__, http_util.RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)
     print(dict(grpc_util.DEFAULT_GRPC_SERVER_OPTIONS)["grpc.max_receive_message_length"])
+    print(replica_wrapper.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH)
     print([(one.kwargs["max_bytes"], one.kwargs["keys"] is not None) for one in found if "max_bytes" in one.kwargs])
 
 look()
@@ -52,11 +54,13 @@ def test_settings_come_from_the_environment_or_with_serves_options(tmp_path):
         "500",
         protocol,
         "265536",
+        f"{1 << 30}",
         "[(200000, False)]",
         "127.0.0.7:9000",
         "70",
         protocol,
         "165536",
+        f"{1 << 30}",
         "[(100000, True)]",
     ]
 
