@@ -19,6 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Q
 
 from actors.eagle.draft_head import MaskRows, OwnLayersHead
 from actors.eagle.head_layout import check_vocabulary, checked_mask_token
+from actors.eagle.head_settings import unknown_rotation
 from actors.errors import ModelError
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -26,6 +27,8 @@ ARCHITECTURE = "DFlashDraftModel"
 _DESCRIPTIVE = {"_name_or_path", "auto_map", "max_window_layers", "torch_dtype", "transformers_version"}
 _OWN = {"block_size", "dflash_config", "num_target_layers", "rope_theta", "rope_scaling"}
 _OF_BLOCK = {"block_size", "mask_token_id", "target_layer_ids"}  # keys of dflash_config
+# What it may say of DFlash as published.
+_PLAIN = {"causal": False, "projector_type": "dflash", "shift_label": False, "use_swa": False}
 _MIN_BLOCK = 2  # the last token and one mask
 
 
@@ -105,12 +108,12 @@ def read_dflash_layout(file: Path, data: Mapping[str, Any], target: PretrainedCo
     block = data.get("dflash_config")
     if not isinstance(block, dict):
         raise ModelError(f"{file}: dflash_config is {block!r}; it must be an object")
-    _refuse_unknown(file, data, block)
     try:
         config = Qwen3Config.from_dict({key: data[key] for key in data.keys() - {"model_type", "dtype"}})
         Qwen3RotaryEmbedding(config)
     except Exception as error:
         raise ModelError(f"{file}: cannot be used: {' '.join(str(error).split())[:300]}") from None
+    _refuse_unknown(file, data, block)
     _check_target(file, config, data.get("num_target_layers"), target)
     token = checked_mask_token(file, "dflash_config.mask_token_id", block.get("mask_token_id"), target.vocab_size)
     rows = data.get("block_size") or block.get("block_size")
@@ -123,8 +126,10 @@ def read_dflash_layout(file: Path, data: Mapping[str, Any], target: PretrainedCo
 def _refuse_unknown(file: Path, data: Mapping[str, Any], block: Mapping[str, Any]) -> None:
     """Raises ModelError for a key that may change what the head computes. block: dflash_config"""
     known = set(Qwen3Config().to_dict()) | _DESCRIPTIVE | _OWN
-    unknown = {key: data[key] for key in data.keys() - known if data[key] not in (None, False)}
-    unknown |= {f"dflash_config.{key}": block[key] for key in block.keys() - _OF_BLOCK}
+    unknown = {key: data[key] for key in data.keys() - known if data[key] is not None}
+    others = {key: block[key] for key in block.keys() - _OF_BLOCK if block[key] not in (None, _PLAIN.get(key))}
+    unknown |= {f"dflash_config.{key}": value for key, value in others.items()}
+    unknown |= dict(unknown_rotation(data))
     if data.get("use_sliding_window"):
         unknown["use_sliding_window"] = True
     if set(data.get("layer_types") or ()) - {"full_attention"}:

@@ -65,10 +65,11 @@ _PARALLEL = {*MASK_TOKENS, "parallel_drafting", "num_depths", "down_sample_ratio
 _PARALLEL_ARCHITECTURES = {
     "PEagleDraftModel", "PEagleLlamaForCausalLM", "PEagleSpeculator", "PeagleLlamaForCausalLM",
 }  # fmt: skip
+# A token of a text has the same position in all sections (mrope) of a target that takes images, too.
 _ROPE = {
     "attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor", "low_freq_factor",
-    "mscale", "mscale_all_dim", "original_max_position_embeddings", "rope_theta", "rope_type", "short_factor",
-    "truncate", "type",
+    "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim", "original_max_position_embeddings", "rope_theta",
+    "rope_type", "short_factor", "truncate", "type",
 }  # fmt: skip
 
 
@@ -190,6 +191,11 @@ def _not_implemented(values: Mapping[str, Any], is_parallel: bool) -> Iterator[t
         yield "architectures", values["architectures"]
     if not set(values.get("layer_types") or ()) <= {"full_attention"}:
         yield "layer_types", values["layer_types"]
+    yield from unknown_rotation(values)
+
+
+def unknown_rotation(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys of `rope_scaling` and `rope_parameters` that are not known, with their values."""
     for place in ("rope_scaling", "rope_parameters"):
         for key, value in (values.get(place) or {}).items():
             if key not in _ROPE and value is not None and (key, value) != ("partial_rotary_factor", 1):

@@ -251,7 +251,12 @@ def test_other_heads_are_refused_by_name(tmp_path, target, change, message):
         ({"use_sliding_window": True}, r"use_sliding_window is True, which is not implemented"),
         ({"dflash_config": 3}, r"dflash_config is 3; it must be an object"),
         ({"markov_rank": 256}, r"markov_rank is 256, which is not implemented for DFlash heads"),
+        ({"use_rope": False}, r"use_rope is False, which is not implemented for DFlash heads"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, r"rope_parameters.partial_rotary_factor is 0.25"),
+        ({"rope_scaling": "linear"}, r"config.json: cannot be used"),
+        ({"layer_types": 5}, r"config.json: cannot be used"),
         ({"dflash_config": {"causal": True}}, r"dflash_config.causal is True, which is not implemented"),
+        ({"dflash_config": {"projector_type": "domino"}}, r"dflash_config.projector_type is 'domino'"),
         ({"dflash_config": {"target_layer_ids": [1, 4]}}, r"dflash_config.mask_token_id is None; it must be an id"),
         ({"dflash_config": {"mask_token_id": 3}}, r"dflash_config.target_layer_ids is None; the target has 6 layers"),
         ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [1, 5]}}, r"target_layer_ids is \[1, 5\]"),
@@ -263,3 +268,9 @@ def test_other_dflash_heads_are_refused_by_name(tmp_path, target, more, message)
     config = dflash_config(TARGET_SIZE, VOCAB, MASK, DFLASH_LAYERS) | more
     with pytest.raises(ModelError, match=message):
         load_head(save_dflash(tmp_path / "head", config, dflash_tensors(TARGET_SIZE, 2)), target.config)
+
+
+def test_dflash_heads_may_say_that_they_are_as_published(tmp_path, target):
+    config = dflash_config(TARGET_SIZE, VOCAB, MASK, DFLASH_LAYERS)
+    config["dflash_config"] |= {"causal": False, "projector_type": "dflash", "shift_label": False, "use_swa": None}
+    assert load_head(save_dflash(tmp_path / "head", config, dflash_tensors(TARGET_SIZE, 2)), target.config).masks

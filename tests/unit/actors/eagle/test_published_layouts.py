@@ -252,7 +252,7 @@ def test_what_a_head_has_from_a_target_with_experts_is_passed_over(tmp_path, tar
     copied = {"decoder_sparse_step": 1, "output_router_logits": False, "router_aux_loss_coef": 0.001}
     copied |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
     names = {"architectures": ["Eagle3LLamaforCausalLM"], "target_model_type": "qwen3_moe", "use_mrope": False}
-    head = eagle3(**copied, **names)
+    head = eagle3(**copied, **names, rope_parameters=rope(mrope_section=[2, 1, 1], mrope_interleaved=True))
     assert load_eagle_head(head.save(tmp_path / "dense"), target.config).kind == "eagle3"
     del head.shapes["midlayer.mlp.up_proj.weight"]
     head.shapes["midlayer.mlp.experts.0.up_proj.weight"] = (64, TARGET_SIZE)
