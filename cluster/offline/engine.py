@@ -577,9 +577,9 @@ def _speculation(
     """The configuration with these drafters and enough rows in a round for those they require."""
     max_rows = config.max_rows
     if max_rows is not None:
-        check_required_rows(drafters.values(), max_rows, "max_rows")
+        check_required_rows(drafters.values(), max_rows, config.acceptance, "max_rows")
     else:
-        needed = least_max_rows(drafters.values()) + config.max_draft_tokens
+        needed = least_max_rows(drafters.values(), config.acceptance) + config.max_draft_tokens
         max_rows = needed if needed > USUAL_DRAFT_ROWS else None
     return config.model_copy(update={"drafters": names or ("none",), "max_rows": max_rows})
 

@@ -28,5 +28,5 @@ def checked_drafters(config: ClusterConfig) -> tuple[str, ...]:
         for name in sorted({*options, LOOKAHEAD} & set(names))
     ]
     drafters = [drafter for one in made for drafter in one.values()]
-    check_required_rows(drafters, speculation.max_rows or USUAL_DRAFT_ROWS)
+    check_required_rows(drafters, speculation.max_rows or USUAL_DRAFT_ROWS, speculation.acceptance)
     return names

@@ -93,7 +93,7 @@ class RouterCore:
         shared: SharedLearning = _NOTHING_SHARED,
         seq_id_base: int | None = None,
     ) -> None:
-        check_required_rows(drafters.values(), speculation.max_rows or USUAL_DRAFT_ROWS)
+        check_required_rows(drafters.values(), speculation.max_rows or USUAL_DRAFT_ROWS, speculation.acceptance)
         self.counters = RouterCounters()
         self.step_times = StepTimeCurve(target.step_times, target.row_steps)
         self._config = config

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.drafters.contract import CpuDrafter, DraftContext, Outcome, VerifiedRows
 from actors.errors import InvalidRequest
-from actors.messages import GenerationRequest
+from actors.messages import Acceptance, GenerationRequest
 from cluster.router.counters import RouterCounters
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
@@ -136,14 +136,16 @@ def _context(entry: RoundEntry, index: int, max_required: int) -> DraftContext:
     )
 
 
-def least_max_rows(drafters: Iterable[CpuDrafter]) -> int:
+def least_max_rows(drafters: Iterable[CpuDrafter], acceptance: Acceptance) -> int:
     """The least `max_rows` with which one sequence may have all that these require and a draft beside it."""
-    return 1 + sum(drafter.most_required for drafter in drafters)
+    return 1 if acceptance == "rejection" else 1 + sum(drafter.most_required for drafter in drafters)
 
 
-def check_required_rows(drafters: Iterable[CpuDrafter], max_rows: int, field: str = "speculation.max_rows") -> None:
+def check_required_rows(
+    drafters: Iterable[CpuDrafter], max_rows: int, acceptance: Acceptance, field: str = "speculation.max_rows"
+) -> None:
     """Raises InvalidRequest naming `field` if the drafters' rows of one sequence are more than a round may spend."""
-    least = least_max_rows(drafters)
+    least = least_max_rows(drafters, acceptance)
     if max_rows < least:
         limit = f"it must be at least {least} for the rows that its drafters require, such as a lookahead window"
         raise InvalidRequest(field, max_rows, limit)

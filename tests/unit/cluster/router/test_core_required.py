@@ -169,3 +169,12 @@ def test_a_window_that_no_round_has_room_for_is_refused_with_the_limit():
     with pytest.raises(InvalidRequest, match=r"^speculation\.max_rows is 64; it must be at least 120 "):
         core_with(drafter=LookaheadDrafter(window_size=20, lookahead_level=7))
     core_with(drafter=LookaheadDrafter(window_size=20, lookahead_level=7), max_rows=120)
+
+
+def test_under_rejection_there_are_no_windows_that_rounds_need_room_for():
+    one = request()
+    core = core_with(one, drafter=LookaheadDrafter(window_size=20), max_rows=2, acceptance="rejection")
+    target = Wheel(VOCAB, seconds=flat)
+    text, batches = serve(core, target)
+    assert text["r"] == target.complete(one)[0]
+    assert 0 < max(max(nodes(batch)) for batch in batches) <= 2
