@@ -59,9 +59,7 @@ def _unknown(model: PreTrainedModel, unexpected: Collection[str]) -> list[str]:
         return (has_weights or not layers.isdisjoint(parents)) and key not in buffers
 
     # The checkpoint of a model without its output layer lacks the prefix, also before keys for which there is no place.
-    return [
-        key for key in unexpected if not _OLD_BUFFERS.search(key) and any(map(is_ours, (key, f"{prefix}{key}")))
-    ]
+    return [key for key in unexpected if not _OLD_BUFFERS.search(key) and any(map(is_ours, (key, f"{prefix}{key}")))]
 
 
 def _listed(names: Collection[str]) -> str:

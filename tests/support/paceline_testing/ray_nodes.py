@@ -24,8 +24,8 @@ import yaml
 
 import cluster
 from actors.workers.ray_environment import own_ray
-from cluster.gateway_config import GatewayConfig
 from cache_service.store.embedded_server import EmbeddedServer
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.free_ports import free_ports
 
 _HOST = "127.0.0.1"
