@@ -63,10 +63,9 @@ def report(chaos: Chaos) -> None:
     print(f"streams that went on at another router: {chaos.num_resumed}, at least")
     print(f"faults: {len(chaos.faults)}")
     print(*(f"  {kind}: {n}" for kind, n in sorted(Counter(fault.kind for fault in chaos.faults).items())), sep="\n")
-    streams = [record for record in chaos.records if chaos.outcome(record) == "right" and "stream" in record.kind]
     for what, times in (
-        ("first part", [record.gaps_s[0] for record in streams]),
-        ("gaps between parts", [gap for record in streams for gap in record.gaps_s[1:]]),
+        ("first part", [record.gaps_s[0] for record in chaos.whole_streams]),
+        ("gaps between parts", [gap for record in chaos.whole_streams for gap in record.gaps_s[1:]]),
     ):
         print(f"{what}, s: {_quantiles(times)}")
     print(f"memory, all processes of the cluster: {chaos.most_bytes / 2**30:.1f} GiB at most")

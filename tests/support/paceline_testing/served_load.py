@@ -43,6 +43,7 @@ class Record:
     """One request as its client saw it. Times come from `time.monotonic`."""
 
     kind: str
+    manner: Manner
     started: float
     ended: float = 0.0
     # Seconds to the first part, between parts, and to the end; without the client's own pauses.
@@ -82,7 +83,7 @@ class Client:
 
     def ask(self, kind: str, question: Question, manner: Manner = Manner()) -> Record:
         """Send a request and record its outcome, whatever it is."""
-        record = Record(kind, time.monotonic())
+        record = Record(kind, manner, time.monotonic())
         text, before = "", record.started
         parts = self.kinds[kind](question)
         try:
