@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from paceline_testing.real_chaos import Chaos, run_chaos
 from paceline_testing.served_load import Record
 
 _SHOWN = 20  # failures
+_GAPS_SHOWN = 5
 
 
 def main() -> None:
@@ -70,6 +72,13 @@ def report(chaos: Chaos) -> None:
         print(f"{what}, s: {_quantiles(times)}")
     print(f"memory, all processes of the cluster: {chaos.most_bytes / 2**30:.1f} GiB at most")
     print(f"load average, 15 minutes: {os.getloadavg()[2]:.1f}")
+    for record, began, gap_s in longest_gaps(chaos):
+        print(f"gap of {gap_s:.1f} s, {record.kind}, after {began - chaos.began:.1f} s")
+        print(f"  meanwhile: {_faults(chaos, began, began + gap_s)}")
+    for error, count in Counter(
+        _reason(record) for record in chaos.with_outcome("ended with its gateway")
+    ).most_common():
+        print(f"ended with its gateway, {count}: {error}")
     for record in chaos.failures[:_SHOWN]:
         print(_told(record, chaos))
     print(*(f"left over: {what}" for what in chaos.left_over), sep="\n")
@@ -81,13 +90,31 @@ def _quantiles(times: Sequence[float]) -> str:
     return ", ".join(f"p{share:g} {np.percentile(times, share):.3f}" for share in (50, 99, 99.9, 100))
 
 
-def _told(record: Record, chaos: Chaos) -> str:
-    during = ", ".join(
+def longest_gaps(chaos: Chaos) -> list[tuple[Record, float, float]]:
+    """Streams by their longest gaps, with the times at which these began, and how long they were."""
+    found = []
+    for record in chaos.whole_streams:
+        ends = record.started + np.cumsum(record.gaps_s)
+        longest = int(np.argmax(record.gaps_s))
+        found.append((record, float(ends[longest]) - record.gaps_s[longest], record.gaps_s[longest]))
+    return sorted(found, key=lambda one: -one[2])[:_GAPS_SHOWN]
+
+
+def _reason(record: Record) -> str:
+    return re.sub(r"(?<=\d)\d+|[0-9a-f]{8,}", "", record.error or "")
+
+
+def _faults(chaos: Chaos, began: float, ended: float) -> str:
+    return ", ".join(
         f"{fault.kind} at {fault.at - chaos.began:.1f}" + (f" for {fault.seconds:.1f}" if fault.seconds else "")
-        for fault in chaos.during(record)
+        for fault in chaos.during(began, ended)
     )
+
+
+def _told(record: Record, chaos: Chaos) -> str:
     span = f"{record.started - chaos.began:.1f} to {record.ended - chaos.began:.1f} s"
-    return f"FAILED {record.kind}, {span}, {len(record.gaps_s) - 1} parts: {record.error}\n  meanwhile: {during}"
+    meanwhile = _faults(chaos, record.started, record.ended)
+    return f"FAILED {record.kind}, {span}, {len(record.gaps_s) - 1} parts: {record.error}\n  meanwhile: {meanwhile}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal
 
 import httpx
 import psutil
@@ -41,11 +41,14 @@ _MEMORY_TURNS = 10  # of looks, from one measurement of memory to the next
 _UNSEEN_S = 8.0  # for which a fault may not show yet
 # From the end of one fault to the next: a draft worker that starts takes time that groups need.
 _REST_S = {"gateway": 15.0, "draft worker": 10.0}
-_MEAN_PAUSE_S = 3.0  # between faults
+_AT_ONCE = 0.25  # share of the faults that come together with the one before
+_MEAN_PAUSE_S = 4.0  # before the others
 _LONGEST_STOP_S = 12.0
 _WHOLE_WITHIN_S = 600.0
 
 _RESUMED = re.compile(r'^paceline_request_resumed_total\{gateway="(\w+)"\} (\S+)', re.MULTILINE)
+
+_ASK_AGAIN = "the same call may be sent again"
 
 # How the processes of each part are called, see `ray_processes`.
 _TITLES = {
@@ -57,7 +60,7 @@ _TITLES = {
 }
 _OF_A_GROUP = ("rank", "group", "router")  # without it the group serves nobody
 
-Outcome: TypeAlias = str
+Outcome = Literal["right", "left", "refused", "ended with its gateway", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,11 @@ class Chaos:
         return "ended with its gateway" if self._ended_with_gateway(record) else "failed"
 
     def _ended_with_gateway(self, record: Record) -> bool:
-        """A killed gateway's answers end with an error of this form, and can be asked for again."""
+        """Answers of a killed gateway end with an error that says so, and can be asked for again."""
         kills = [fault.at for fault in self.faults if fault.kind == "kill gateway"]
-        error = record.error or ""
-        says_so = "503" in error or "'unavailable'" in error or "UNAVAILABLE" in error
-        return says_so and any(record.started <= at <= record.ended <= at + _UNSEEN_S for at in kills)
+        return _ASK_AGAIN in (record.error or "") and any(
+            record.started <= at <= record.ended <= at + _UNSEEN_S for at in kills
+        )
 
     @property
     def whole_streams(self) -> list[Record]:
@@ -104,14 +107,17 @@ class Chaos:
 
     @property
     def failures(self) -> list[Record]:
-        return [record for record in self.records if self.outcome(record) == "failed"]
+        return self.with_outcome("failed")
 
-    def during(self, record: Record) -> list[Fault]:
-        """What happened while a request was open, or shortly before."""
+    def with_outcome(self, outcome: Outcome) -> list[Record]:
+        return [record for record in self.records if self.outcome(record) == outcome]
+
+    def during(self, began: float, ended: float) -> list[Fault]:
+        """What happened between the times, or shortly before."""
         return [
             fault
             for fault in self.faults
-            if fault.at <= record.ended and fault.at + fault.seconds >= record.started - _UNSEEN_S
+            if fault.at <= ended and max(fault.at + fault.seconds, fault.at + _UNSEEN_S) >= began
         ]
 
 
@@ -177,9 +183,11 @@ class _Faults:
         until = time.monotonic() + seconds
         try:
             while time.monotonic() < until:
-                if kinds := self._possible():
+                kinds = self._possible()
+                if kinds:
                     self._cause(self._drawn.choice(kinds))
-                time.sleep(self._drawn.expovariate(1 / _MEAN_PAUSE_S))
+                if not kinds or self._drawn.random() > _AT_ONCE:
+                    time.sleep(self._drawn.expovariate(1 / _MEAN_PAUSE_S))
         finally:
             self.end()
 
@@ -297,7 +305,7 @@ def run_chaos(directory: Path, ports: dict[str, int], groups: int, seconds: floa
 
 def _clients(groups: int) -> dict[str, int]:
     few = max(1, groups // 2)
-    return {"HTTP stream": groups, "HTTP chat stream": few, "gRPC stream": few, "HTTP": few}
+    return {"HTTP stream": groups, "HTTP chat stream": few, "gRPC stream": few, "HTTP": 1, "gRPC": 1}
 
 
 def _questions(target: Path) -> dict[str, Sequence[Question]]:
@@ -325,7 +333,13 @@ def _questions(target: Path) -> dict[str, Sequence[Question]]:
     unary = [
         Question(one.prompt, _UNARY_TOKENS, one.answer[:_UNARY_TOKENS], one.temperature, one.seed) for one in streams
     ]
-    return {"HTTP stream": streams, "HTTP chat stream": ask(is_chat=True), "gRPC stream": streams, "HTTP": unary}
+    return {
+        "HTTP stream": streams,
+        "HTTP chat stream": ask(is_chat=True),
+        "gRPC stream": streams,
+        "HTTP": unary,
+        "gRPC": unary,
+    }
 
 
 @contextmanager
