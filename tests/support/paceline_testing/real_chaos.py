@@ -219,9 +219,9 @@ class _Faults:
 
     def _num_spare(self) -> int:
         """Groups that may go, by what was seen and by what may not show yet."""
-        now = time.monotonic()
-        unseen = sum(_is_of_a_group(fault.kind) and now - fault.at < _UNSEEN_S for fault in self._chaos.faults)
-        return self._watch.last.num_ready - unseen - max(1, self._groups // 3)
+        seen = self._watch.last
+        unseen = sum(_is_of_a_group(fault.kind) and fault.at > seen.at - _UNSEEN_S for fault in self._chaos.faults)
+        return min(seen.num_ready, self._wanted) - unseen - max(1, self._groups // 3)
 
     def _are_gateways_whole(self) -> bool:
         seen = self._watch.last
@@ -254,13 +254,13 @@ class _Faults:
     def _scale(self) -> None:
         """To fewer groups if there are all, else to all."""
         is_down = self._wanted == self._groups
-        self._wanted = self._groups - self._drawn.randint(1, self._num_spare()) if is_down else self._groups
+        self._wanted = self._groups - self._drawn.randint(1, max(1, self._num_spare())) if is_down else self._groups
         self._chaos.faults.append(Fault("scale down" if is_down else "scale up", time.monotonic()))
         self._scaling = self._scaler.submit(_scale_to, self._wanted)
 
 
 def _is_of_a_group(kind: str) -> bool:
-    return kind == "scale down" or kind.partition(" ")[2] in _OF_A_GROUP
+    return kind.partition(" ")[2] in _OF_A_GROUP
 
 
 def _scale_to(groups: int) -> None:
