@@ -85,7 +85,8 @@ class Chaos:
     def outcome(self, record: Record) -> Outcome:
         if record.error is None:
             return "left" if record.has_left else "right"
-        if record.error.startswith("AssertionError: 429") or "RESOURCE_EXHAUSTED" in record.error:
+        has_begun = len(record.gaps_s) > 1
+        if not has_begun and ("AssertionError: 429" in record.error or "RESOURCE_EXHAUSTED" in record.error):
             return "refused"
         return "ended with its gateway" if self._ended_with_gateway(record) else "failed"
 
