@@ -25,6 +25,7 @@ import ray
 from ray import serve
 
 from actors.workers.ray_environment import prepare_own_ray
+from cluster.gateway_config import GatewayConfig
 from paceline_testing.free_ports import free_ports
 from paceline_testing.real_chaos import Chaos, run_chaos
 from paceline_testing.served_load import Record
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8, help="target groups, each with a router; at least 2")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    prepare_own_ray("127.0.0.1")
+    prepare_own_ray("127.0.0.1", GatewayConfig().max_body_bytes)
     ray.init(
         address="local",
         num_cpus=8 + 2 * arguments.groups,  # as far as Ray knows
