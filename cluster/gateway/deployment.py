@@ -85,6 +85,7 @@ class Gateway(InferenceServicer):
             from cluster.gateway.observability.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
+        router._init(_run_router_in_separate_loop=False)  # a call would cross to another thread and back
         client_keys = None if directory_name is None else partial(read_client_keys, directory_name)
         router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers)
         service = GenerationService(
