@@ -30,9 +30,7 @@ async def gateway(app, id="here"):
 
 def handle_of(*replicas):
     """A deployment handle of Serve that knows of (id, node)."""
-    known = {
-        id: SimpleNamespace(replica_id=SimpleNamespace(unique_id=id), node_id=node) for id, node in replicas
-    }
+    known = {id: SimpleNamespace(replica_id=SimpleNamespace(unique_id=id), node_id=node) for id, node in replicas}
     router = SimpleNamespace(_request_router=SimpleNamespace(curr_replicas=known))
     return SimpleNamespace(_router=SimpleNamespace(_asyncio_router=router))
 
