@@ -42,7 +42,7 @@ from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A backstop in each replica; the router's bounded queue refuses first.
+# A backstop in each replica, for calls through Serve; the router's bounded queue refuses first.
 MAX_ONGOING_REQUESTS = 4096
 MAX_QUEUED_REQUESTS = 1024  # in a proxy, while there is no replica; beyond: 429 / RESOURCE_EXHAUSTED
 _SIBLINGS_S = 3.0  # time limit for other gateways' metrics

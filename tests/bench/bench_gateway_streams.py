@@ -61,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         url = _serve(Path(directory), options.delay_ms / 1e3, options.streams, is_linked=not options.through_serve)
         try:
-            _load(url, options.streams, 2, options.api)  # warms up
+            _load(url, min(options.streams, 50), 2, options.api)  # warms up
             for _ in range(options.turns):
                 tell = _report_crowd if options.crowd else _report
                 tell(url, options.streams, options.chunks, options.api)
