@@ -8,10 +8,10 @@ than all that they do with it. So a proxy asks a gateway of its own node over a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ async def send_request(
     else:
         timeout_s = http_util.parse_request_timeout_header(dict(proxy_request.headers), self.request_timeout_s)
         answer = _answer(*found, proxy_request.scope, proxy_request.receive, request_id, timeout_s)
-    async with aclosing(answer) as messages:
+    async with contextlib.aclosing(answer) as messages:
         async for message in messages:
             yield message
 
@@ -65,16 +65,22 @@ def _gateways_here(handle: Any, node_id: str) -> list[str]:
 
 async def _connect(gateways: list[str]) -> tuple[str, FrameStream] | None:
     for id in gateways:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)
-        try:
-            connection.connect(str(socket_path(id)))  # does not wait: it fails if it cannot be done at once
-            _, stream = await asyncio.get_running_loop().create_unix_connection(FrameStream, sock=connection)
-        except OSError:
-            connection.close()
-            continue
-        return id, stream
+        with contextlib.suppress(OSError):
+            return id, await _connected(socket_path(id))
     return None
+
+
+async def _connected(path: Path) -> FrameStream:
+    """Raises OSError where it cannot be done at once."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        connection.connect(str(path))
+        _, stream = await asyncio.get_running_loop().create_unix_connection(FrameStream, sock=connection)
+    except BaseException:
+        connection.close()
+        raise
+    return stream
 
 
 async def _answer(
