@@ -21,9 +21,11 @@ from cluster.cache.tenant_leases import lease_renewal
 from cluster.config import CacheConfig
 from cluster.gateway import SERVICER_FUNCTIONS
 from cluster.gateway.door.front_door import FrontDoor
+from cluster.gateway.door.gateway_sockets import socket_path
 from cluster.gateway.errors import UNAVAILABLE_RETRY_AFTER_S
 from cluster.gateway.grpc.registration import HostedGrpcOptions
 from cluster.gateway.grpc.servicer import InferenceServicer
+from cluster.gateway.http.socket_listener import SocketListener
 from cluster.gateway.http_app import create_app, paceline_version
 from cluster.gateway.observability.metrics import GatewayMetrics, merged, missing_text
 from cluster.gateway.observability.metrics_page import metrics_listener
@@ -40,7 +42,7 @@ from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A backstop in each replica; the router's bounded queue refuses first.
+# A backstop in each replica, for calls through Serve; the router's bounded queue refuses first.
 MAX_ONGOING_REQUESTS = 4096
 MAX_QUEUED_REQUESTS = 1024  # in a proxy, while there is no replica; beyond: 429 / RESOURCE_EXHAUSTED
 _SIBLINGS_S = 3.0  # time limit for other gateways' metrics
@@ -83,6 +85,7 @@ class Gateway(InferenceServicer):
             from cluster.gateway.observability.tracing import open_tracing  # OpenTelemetry loads slowly
 
             self._tracing = open_tracing(observability, paceline_version())
+        router._init(_run_router_in_separate_loop=False)  # a call would cross to another thread and back
         client_keys = None if directory_name is None else partial(read_client_keys, directory_name)
         router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers)
         service = GenerationService(
@@ -104,9 +107,12 @@ class Gateway(InferenceServicer):
         if config.replicas > MOST_ON_PAGE:
             told = NodeMetrics(metrics.registry, "gateway", self._gateway_id)
             self._telling = asyncio.create_task(told.keep_telling())
+        self._listener = await _listener_for_proxy(self._app)
         put_event_loop_first()
 
     async def __del__(self) -> None:
+        if self._listener is not None:
+            await self._listener.close()
         for task in (self._renewing, self._telling):
             if task is not None:
                 task.cancel()
@@ -148,6 +154,16 @@ class Gateway(InferenceServicer):
             await chunks.aclose()
         if grpc_context.code():  # it failed; see `grpc/registration.py` for why there is one more message
             yield inference_pb2.GenerateChunk()
+
+
+async def _listener_for_proxy(app: FastAPI) -> SocketListener | None:
+    listener = SocketListener(app, socket_path(serve.get_replica_context().replica_id.unique_id))
+    try:
+        await listener.open()
+    except OSError as error:
+        logger.warning("HTTP comes through Serve, at a higher cost: %r", error)
+        return None
+    return listener
 
 
 def gateway_application(

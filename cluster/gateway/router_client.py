@@ -55,7 +55,9 @@ class RouterClient:
         # Routers by id, and when they last said how they are, the last of them last.
         self._heard: dict[str, tuple[LinkAddress, float]] = {}
         # Serve's gRPC transport carries twice as many chunks a second as a stream of Ray objects.
-        self._generate = handle.options(stream=True, method_name="generate", _by_reference=False)
+        # What it carries is of modules that both ends have, and needs no cloudpickle.
+        plain = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        self._generate = handle.options(stream=True, method_name="generate", _by_reference=False, **plain)
         self._handle = handle
         self._status_timeout_s = status_timeout_s
 

@@ -4,6 +4,9 @@
 
 A router without a model answers; everything else is as served: Ray Serve, its proxy, one gateway, HTTP. Requests are
 priced by answers of one chunk, chunks by what longer answers cost more. The load comes from one process beside it.
+
+With `--crowd`, a third of the clients leave in the middle of their answer, and every tenth reads slowly. Told is the
+memory while they are there and once they are gone, and what the router still runs then.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ PROCESSES = {
 }
 
 DIRECTORY = "the directory"
+SLOW_S = 2.0  # after each part that a slow client reads
 
 
 def main() -> None:
@@ -48,17 +52,19 @@ def main() -> None:
     parser.add_argument("--api", choices=["completions", "chat"], default="completions")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--through-serve", action="store_true", help="chunks of the router take the way of requests")
+    parser.add_argument("--crowd", action="store_true", help="clients that leave, and slow ones, in place of prices")
     parser.add_argument("--load", help=argparse.SUPPRESS)  # the process that asks
     options = parser.parse_args()
     if options.load:
-        asyncio.run(_ask(options.load, options.streams, options.chunks, options.api))
+        asyncio.run(_ask(options.load, options.streams, options.chunks, options.api, is_crowd=options.crowd))
         return
     with tempfile.TemporaryDirectory() as directory:
         url = _serve(Path(directory), options.delay_ms / 1e3, options.streams, is_linked=not options.through_serve)
         try:
-            _load(url, options.streams, 2, options.api)  # warms up
+            _load(url, min(options.streams, 50), 2, options.api)  # warms up
             for _ in range(options.turns):
-                _report(url, options.streams, options.chunks, options.api)
+                tell = _report_crowd if options.crowd else _report
+                tell(url, options.streams, options.chunks, options.api)
         finally:
             serve.shutdown()
             ray.shutdown()
@@ -97,14 +103,26 @@ def _report(url: str, streams: int, chunks: int, api: str) -> None:
         chunk_s = (long[name] - short[name]) / (streams * (chunks - 1))
         request_s = short[name] / streams - chunk_s
         times = f"{name:8} {chunk_s * 1e6:7.0f} us a chunk {request_s * 1e6:8.0f} us a request"
-        print(f"{times} {_peak_mb(PROCESSES[name]):6.0f} MB at most", flush=True)
+        print(f"{times} {_memory_mb(PROCESSES[name], 'VmHWM'):6.0f} MB at most", flush=True)
 
 
-def _load(url: str, streams: int, chunks: int, api: str) -> dict[str, float]:
+def _report_crowd(url: str, streams: int, chunks: int, api: str) -> None:
+    before = {name: _memory_mb(title, "VmRSS") for name, title in PROCESSES.items()}
+    _load(url, streams, chunks, api, "--crowd")
+    time.sleep(2.0)
+    for name, title in PROCESSES.items():
+        peak, after = (_memory_mb(title, kind) for kind in ("VmHWM", "VmRSS"))
+        print(f"{name:8} {before[name]:6.0f} MB before, {peak:6.0f} at most, {after:6.0f} after", flush=True)
+    router = serve.get_deployment_handle("Router", "paceline")
+    running, num_cancelled, _ = router.observed.remote().result()
+    print(f"router: {running} running, {num_cancelled} cancelled", flush=True)
+
+
+def _load(url: str, streams: int, chunks: int, api: str, *more: str) -> dict[str, float]:
     """Processor seconds of each process while the streams are answered."""
     before = _processor_s()
     command = [sys.executable, __file__, "--load", url, "--streams", str(streams), "--chunks", str(chunks)]
-    subprocess.run([*command, "--api", api], check=True)
+    subprocess.run([*command, "--api", api, *more], check=True)
     time.sleep(0.3)  # what follows the end of a stream
     return {name: seconds - before[name] for name, seconds in _processor_s().items()}
 
@@ -116,13 +134,13 @@ def _processor_s() -> dict[str, float]:
     return {name: sum(one.user + one.system for one in own) for name, own in times.items()}
 
 
-def _peak_mb(title: str) -> float:
-    """Resident memory of the processes so far, each at its most."""
+def _memory_mb(title: str, kind: str) -> float:
+    """Resident memory of the processes, now (VmRSS) or each at its most (VmHWM)."""
     statuses = [Path(f"/proc/{pid}/status").read_text() for pid in ray_processes(title)]
-    return sum(int(status.split("VmHWM:")[1].split()[0]) for status in statuses) / 1024
+    return sum(int(status.split(f"{kind}:")[1].split()[0]) for status in statuses) / 1024
 
 
-async def _ask(url: str, streams: int, chunks: int, api: str) -> None:
+async def _ask(url: str, streams: int, chunks: int, api: str, *, is_crowd: bool) -> None:
     body: dict[str, object] = {"max_tokens": 3 * chunks, "temperature": 0, "stream": True, "ignore_eos": True}
     path = "/v1/completions"
     if api == "chat":
@@ -132,13 +150,20 @@ async def _ask(url: str, streams: int, chunks: int, api: str) -> None:
     limits = httpx.Limits(max_connections=streams)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
 
-        async def one() -> None:
+        async def one(number: int) -> None:
+            leaves, is_slow = is_crowd and number % 3 == 0, is_crowd and number % 10 == 1
+            text = b""
             async with client.stream("POST", path, json=body) as answer:
                 assert answer.status_code == 200, await answer.aread()
-                text = b"".join([part async for part in answer.aiter_raw()])
-                assert text.endswith(b"data: [DONE]\n\n"), text[-300:]
+                async for part in answer.aiter_raw():
+                    text += part
+                    if leaves and text.count(b"\n\n") > chunks // 2:
+                        return
+                    if is_slow:
+                        await asyncio.sleep(SLOW_S)
+            assert text.endswith(b"data: [DONE]\n\n"), text[-300:]
 
-        await asyncio.gather(*(one() for _ in range(streams)))
+        await asyncio.gather(*(one(number) for number in range(streams)))
 
 
 if __name__ == "__main__":

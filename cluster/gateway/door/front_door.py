@@ -18,7 +18,7 @@ from ray.serve._private import constants, default_impl, grpc_util, http_util, pr
 from ray.serve._private.request_router import replica_wrapper
 
 from cache_service.options import Options
-from cluster.gateway.door import proxy_status
+from cluster.gateway.door import gateway_sockets, proxy_status
 from cluster.gateway.door.certificates import Certificates
 from cluster.gateway.door.http_limits import LimitedHttpProtocol
 from cluster.gateway_config import GatewayConfig, TlsConfig
@@ -98,6 +98,7 @@ def install(door: FrontDoor) -> FrontDoor:
     replica_wrapper.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH = _MAX_ANSWER_BYTES
     # This service would list the applications to anybody; gRPC health tells how the server is.
     grpc_util.add_RayServeAPIServiceServicer_to_server = lambda servicer, server: None
+    proxy.HTTPProxy.send_request_to_replica = gateway_sockets.send_request
     proxy.get_http_response_status = proxy_status.http_status
     proxy.get_grpc_response_status = proxy_status.grpc_status
 

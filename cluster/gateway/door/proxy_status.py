@@ -28,4 +28,4 @@ def grpc_status(error: BaseException, request_timeout_s: float | None, request_i
 
 
 def _is_lost(error: BaseException) -> bool:
-    return isinstance(error, (RayActorError, grpc.RpcError))
+    return isinstance(error, (RayActorError, grpc.RpcError, ConnectionResetError))

@@ -1,0 +1,198 @@
+"""Calls from a proxy to a gateway of its node: both ends of the socket, with an application of the test's."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from ray.serve._private.proxy_request_response import ASGIProxyRequest, ResponseStatus
+
+from cluster.gateway.door import gateway_sockets, proxy_status
+from cluster.gateway.http.socket_listener import SocketListener
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _sockets_here(monkeypatch, tmp_path):
+    monkeypatch.setattr(gateway_sockets, "socket_path", lambda id: tmp_path / id)
+
+
+@asynccontextmanager
+async def gateway(app, id="here"):
+    listener = SocketListener(app, gateway_sockets.socket_path(id))
+    await listener.open()
+    try:
+        yield listener
+    finally:
+        await asyncio.wait_for(listener.close(), 5)
+
+
+def handle_of(*replicas):
+    """A deployment handle of Serve that knows of (id, node)."""
+    known = {id: SimpleNamespace(replica_id=SimpleNamespace(unique_id=id), node_id=node) for id, node in replicas}
+    router = SimpleNamespace(_request_router=SimpleNamespace(curr_replicas=known))
+    return SimpleNamespace(_router=SimpleNamespace(_asyncio_router=router))
+
+
+HERE = handle_of(("here", "a"))
+
+
+class Client:
+    """Sends its body in parts, and stays until it is told to go."""
+
+    def __init__(self, *parts):
+        self._parts = list(parts or [b""])
+        self.goes = asyncio.Event()
+
+    async def receive(self):
+        if self._parts:
+            body = self._parts.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(self._parts)}
+        await self.goes.wait()
+        return {"type": "http.disconnect"}
+
+
+def asked(client, handle=HERE, headers=()):
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
+        "path": "/v1/ä", "raw_path": b"/v1/%C3%A4", "query_string": b"", "headers": list(headers),
+        "client": ("127.0.0.1", 4), "server": ("127.0.0.1", 8000), "state": {"any": object()},
+    }  # fmt: skip
+    proxy = SimpleNamespace(_node_id="a", request_timeout_s=None)
+    return gateway_sockets.send_request(proxy, "id", "id", handle, ASGIProxyRequest(scope, client.receive, None))
+
+
+async def whole(messages):
+    found = [message async for message in messages]
+    start = next((one for one in found if isinstance(one, dict) and one["type"].endswith("start")), None)
+    body = b"".join(one["body"] for one in found if isinstance(one, dict) and one["type"].endswith("body"))
+    return start, body, found[-1]
+
+
+async def echo(scope, receive, send):
+    assert (scope["path"], scope["client"]) == ("/v1/ä", ("127.0.0.1", 4))
+    await send({"type": "http.response.start", "status": 201, "headers": [(b"x-is", dict(scope["headers"])[b"x"])]})
+    more = True
+    while more:
+        message = await receive()
+        more = message["more_body"]
+        await send({"type": "http.response.body", "body": message["body"], "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+async def test_calls_and_answers_pass_whole():
+    async with gateway(echo):
+        for parts in ([b""], [b"one", b"", b"two"], [b"x" * MB, b"y" * MB]):
+            start, body, status = await whole(asked(Client(*parts), headers=[(b"x", b"5")]))
+            assert (start["status"], [tuple(one) for one in start["headers"]]) == (201, [(b"x-is", b"5")])
+            assert (body, status) == (b"".join(parts), ResponseStatus(code="201", is_error=False))
+
+
+class Endless:
+    """An application that sends as much as is taken."""
+
+    def __init__(self):
+        self.num_sent, self.ended = 0, asyncio.Event()
+
+    async def __call__(self, scope, receive, send):
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+                self.num_sent += 1
+        finally:
+            self.ended.set()
+
+
+async def test_an_answer_that_nobody_reads_is_not_made():
+    app = Endless()
+    async with gateway(app), aclosing(asked(Client())) as messages:
+        await anext(messages)
+        await asyncio.sleep(0.1)
+        sent = app.num_sent
+        await asyncio.sleep(0.1)
+        assert app.num_sent == sent < 2000
+        for _ in range(50):
+            await anext(messages)
+        await asyncio.sleep(0.1)
+        assert app.num_sent > sent
+    await asyncio.wait_for(app.ended.wait(), 5)
+
+
+async def waits(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await asyncio.Event().wait()
+
+
+async def test_a_client_that_goes_ends_the_call():
+    app, client = Endless(), Client()
+    async with gateway(app):
+        messages = asked(client)
+        await anext(messages)
+        client.goes.set()
+        *_, status = [message async for message in messages]
+        assert (status.code, status.is_error) == ("200", False)  # as Serve tells what has begun
+        await asyncio.wait_for(app.ended.wait(), 5)
+
+
+async def test_a_lost_gateway_and_a_time_limit_are_told_as_serve_tells_them():
+    async def fails(scope, receive, send):
+        raise ValueError("broken")
+
+    async with gateway(fails):
+        start, body, status = await whole(asked(Client()))
+        assert (start["status"], body.decode(), status.code) == (503, proxy_status.LOST, 503)
+
+    async def never(scope, receive, send):
+        await asyncio.Event().wait()
+
+    async with gateway(never):
+        start, _, status = await whole(asked(Client(), headers=[(b"x-request-timeout-seconds", b"0.05")]))
+        assert (start["status"], status.code) == (408, 408)
+
+
+async def test_a_gateway_that_ends_takes_no_call_and_waits_for_those_it_has():
+    goes_on = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await goes_on.wait()
+        await send({"type": "http.response.body", "body": b"end"})
+
+    async with gateway(app) as listener:
+        messages = asked(Client())
+        await anext(messages)
+        ending = asyncio.create_task(listener.close())
+        await asyncio.sleep(0.05)
+        assert await gateway_sockets._connect(["here"]) is None
+        assert not ending.done()
+        goes_on.set()
+        assert (await whole(messages))[1] == b"end"
+        await asyncio.wait_for(ending, 5)
+
+
+async def test_serve_carries_what_no_gateway_of_the_node_takes(monkeypatch):
+    async def through_serve(self, request_id, internal_id, handle, request, is_java):
+        yield ResponseStatus(code="through Serve")
+
+    monkeypatch.setattr(gateway_sockets, "_through_serve", through_serve)
+    async with gateway(echo):
+        for handle in (handle_of(), handle_of(("here", "b")), handle_of(("gone", "a"))):
+            assert (await whole(asked(Client(), handle)))[2].code == "through Serve"
+        handle = handle_of(("gone", "a"), ("here", "a"))
+        assert (await whole(asked(Client(b"z"), handle, headers=[(b"x", b"5")])))[1] == b"z"
+
+
+async def test_calls_go_to_the_gateway_with_the_fewest():
+    apps = {"one": Endless(), "two": Endless()}
+    async with gateway(apps["one"], "one"), gateway(apps["two"], "two"):
+        both = handle_of(("one", "a"), ("two", "a"))
+        first, second = asked(Client(), both), asked(Client(), both)
+        await anext(first)
+        await anext(second)
+        await asyncio.sleep(0.05)
+        assert all(app.num_sent for app in apps.values())
+        await first.aclose()
+        await second.aclose()
+    assert not +gateway_sockets._open_calls
