@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 import pytest_timeout
-from _pytest.faulthandler import fault_handler_stderr_fd_key, get_timeout_config_value
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from xdist.scheduler import LoadFileScheduling
 
 from actors.errors import ModelUnavailable
@@ -46,6 +46,7 @@ _RAY_TESTS = "tests/distributed/"
 _REAL = (_RAY_TESTS, "tests/services/")
 _GIVE_WAY = ("tests/unit/", "tests/lossless/")  # they compute, and have no deadlines
 _WHOLE = {"smollm2_dir", "wheel"}  # fixtures that take tens of seconds
+_RETURNS_WITHIN_S = 120  # after the limit of its time
 _given_home = paceline_home()
 _own_home = pytest.StashKey[Path]()
 
@@ -97,15 +98,18 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 def _limit_time(item: pytest.Item) -> None:
-    """Both plugins' limits end with a failure. What comes after it, a teardown and a second try, has them, too: a test
+    """pytest-timeout's limit ends with a failure. What comes after it, a teardown and a second try, has it, too: a test
     that takes longer fails, and where it does not come back to Python, its process ends with a traceback."""
     settings = pytest_timeout._get_item_settings(item)
+    if not settings.timeout:  # as --timeout 0 says, for a debugger
+        return
     item.config.hook.pytest_timeout_set_timer(item=item, settings=settings)
-    seconds, stderr = get_timeout_config_value(item.config), item.config.stash[fault_handler_stderr_fd_key]
-    faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(settings.timeout + _RETURNS_WITHIN_S, file=stderr, exit=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    faulthandler.cancel_dump_traceback_later()
     if _own_home in config.stash:
         shutil.rmtree(config.stash[_own_home], ignore_errors=True)
 
