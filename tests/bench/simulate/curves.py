@@ -1,6 +1,6 @@
 """One scenario at growing numbers of groups and with failures: throughput, latencies, draft workers, cache traffic.
 
-    python -m tests.bench.simulate.curves build/simulate/curves.json [--plot docs/scale.svg] [--groups 1 10 100 1000]
+    python -m tests.bench.simulate.curves build/simulate/curves.json [--plot docs/scale.svg] [--groups 1 10 30 100 1000]
 
 Every group has the same load. What the file has already is not simulated again: after a change of code, begin another
 one. Draft workers and the shared cache exist in exact runs, which end at `--exact` groups; the rates of rounds of
@@ -11,20 +11,20 @@ workers at the given price, an example.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig
-from cluster.simulate.faults import Fault
+from cluster.simulate.faults import Fault, FaultKind
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.records import Record, figures_of
 from cluster.simulate.service_rates import ServiceRates
-from cluster.simulate.simulation import Simulation, measured_rates
+from cluster.simulate.simulation import Report, Simulation, measured_rates
 from cluster.simulate.texts import PhraseTexts
 
 Figures = dict[str, float]
@@ -32,11 +32,11 @@ Figures = dict[str, float]
 TENANTS = 100  # a group
 GROUPS_A_GATEWAY = 8
 MOST_WITH_OWN_NEWS = 100  # groups; beyond, gateways share what they hear
-SECONDS, WARM_UP_S = 30.0, 10.0
-LEAST_GROUPS = 10  # fewer are run with several seeds
-FAULT_AT, FAULT_S = 20.0, 10.0
+WARM_UP_S, COUNTED_S, REST_S = 30.0, 30.0, 10.0  # most of what arrives in the counted seconds ends in the rest
+LEAST_GROUPS = 30  # fewer are run with several seeds
+FAULT_AT, FAULT_S = 40.0, 10.0
 ZONES = 4
-FAILURES = {"none": None, "1 % of groups": "group", "a zone": "zone", "the store": "store"}
+FAILURES: dict[str, FaultKind | None] = {"none": None, "1 % of groups": "group", "a zone": "zone", "the store": "store"}
 WINDOWS = {
     "before": (FAULT_AT - FAULT_S, FAULT_AT),
     "during": (FAULT_AT, FAULT_AT + FAULT_S),
@@ -55,7 +55,7 @@ def config_of(groups: int) -> ClusterConfig:
     )
 
 
-def options_of(groups: int, rate: float, *, level: str, seed: int = 0, seconds: float = SECONDS) -> SimulationOptions:
+def options_of(groups: int, rate: float, *, level: str, seed: int, seconds: float) -> SimulationOptions:
     """rate: conversations a second and group, of three turns each on average."""
     return SimulationOptions.model_validate(
         {
@@ -67,42 +67,52 @@ def options_of(groups: int, rate: float, *, level: str, seed: int = 0, seconds: 
             "zones": ZONES,
             "traffic": {
                 "conversations_per_s": rate * groups,
-                "arrivals": "gamma",
                 "tenants": TENANTS * groups,
             },
         }
     )
 
 
+@cache
 def rates_of(rate: float) -> ServiceRates:
-    options = options_of(1, rate, level="exact")
+    options = options_of(1, rate, level="exact", seed=0, seconds=20.0)
     few_tenants = options.model_copy(update={"traffic": options.traffic.model_copy(update={"tenants": 8})})
     times = MeasuredTimes(options.forward)
-    return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=times, seconds=20.0)
+    return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=times, seconds=options.seconds)
 
 
-def grown(groups: int, rate: float, level: str, rates: ServiceRates | None) -> Figures:
+def simulated(
+    groups: int, rate: float, level: str, seconds: float, seed: int = 0, faults: Sequence[Fault] = ()
+) -> tuple[Report, SimulationOptions]:
+    options = options_of(groups, rate, level=level, seed=seed, seconds=seconds + REST_S)
+    rates = rates_of(rate) if level == "aggregate" else None
+    return Simulation(config_of(groups), options, rates=rates, faults=faults).run(), options
+
+
+def within(report: Report, begin: float, end: float) -> list[Record]:
+    return [record for record in report.records if begin <= record.arrived < end]
+
+
+def grown(groups: int, rate: float, level: str) -> Figures:
     """Of all seeds together."""
     records: list[Record] = []
     means: Figures = {}
     seeds = max(1, LEAST_GROUPS // groups)
     for seed in range(seeds):
-        options = options_of(groups, rate, level=level, seed=seed)
-        report = Simulation(config_of(groups), options, rates=rates).run()
-        records += [record for record in report.records if record.arrived >= WARM_UP_S]
+        report, options = simulated(groups, rate, level, WARM_UP_S + COUNTED_S, seed)
+        records += within(report, WARM_UP_S, WARM_UP_S + COUNTED_S)
         means = {name: means.get(name, 0.0) + figure / seeds for name, figure in report.figures.items()}
-    return means | figures_of(records, seeds * (SECONDS - WARM_UP_S), options.objectives)
+    return means | figures_of(records, seeds * COUNTED_S, options.objectives)
 
 
-def failed(groups: int, rate: float, level: str, rates: ServiceRates | None, failure: str) -> dict[str, Figures]:
+def failed(groups: int, rate: float, level: str, failure: str) -> dict[str, Figures]:
     """By window: before, during and after the failure."""
-    options = options_of(groups, rate, level=level, seconds=FAULT_AT + 2 * FAULT_S)
     kind = FAILURES[failure]
     count = max(1, groups // 100) if kind == "group" else 1
     faults = [Fault(FAULT_AT, kind, number, FAULT_S) for number in range(count)] if kind else []
-    records = Simulation(config_of(groups), options, rates=rates, faults=faults).run().records
+    report, options = simulated(groups, rate, level, FAULT_AT + 2 * FAULT_S, faults=faults)
     return {
-        name: figures_of([one for one in records if begin <= one.arrived < end], FAULT_S, options.objectives)
+        name: figures_of(within(report, begin, end), FAULT_S, options.objectives)
         for name, (begin, end) in WINDOWS.items()
     }
 
@@ -135,6 +145,7 @@ SHOWN = (
     "store_read_bytes_per_s", "store_messages_per_s", "probes_per_s", "busiest_gateway_share", "dollars_per_million",
     "wall_s",
 )  # fmt: skip
+EXACT_ONLY = ("draft_workers", "store_")
 SHOWN_OF_FAILURES = (
     "requests",
     "goodput_share",
@@ -156,12 +167,12 @@ def _number(figure: float | None) -> str:
     return "-" if figure is None else f"{figure:,.{3 if abs(figure) < 10 else 0}f}"
 
 
-def _failures(found: Found, groups: int, rate: float, level: str, rates: ServiceRates, failures: Sequence[str]) -> str:
+def _failures(found: Found, groups: int, rate: float, level: str, failures: Sequence[str]) -> str:
     rows = []
     for failure in failures:
         windows = found.get(
             f"{level}, {groups} groups, failure of {failure}",
-            lambda failure=failure: failed(groups, rate, level, rates, failure),
+            lambda failure=failure: failed(groups, rate, level, failure),
         )
         rows += [
             (failure, window, *(_number(figures[name]) for name in SHOWN_OF_FAILURES))
@@ -174,29 +185,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="JSON, read and written")
     parser.add_argument("--plot", type=Path, help="SVG or PNG; needs the extra `plot`")
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 10, 100, 1000])
-    parser.add_argument("--exact", type=int, default=10, help="most groups that are simulated round by round")
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 10, 30, 100, 1000])
+    parser.add_argument("--exact", type=int, default=30, help="most groups that are simulated round by round")
     parser.add_argument("--failing", type=int, nargs="*", default=[10, 100], help="groups of runs with failures")
     parser.add_argument("--rate", type=float, default=0.4, help="conversations a second and group")
     parser.add_argument("--price", type=float, default=2.0, help="dollars an hour and GPU")
     parser.add_argument("--gpus", type=int, default=1, help="of a target group")
     arguments = parser.parse_args()
-    gc.disable()  # there are no cycles: looking for them takes a sixth of the time
     found, rate = Found(arguments.file), arguments.rate
-    rates = rates_of(rate)
     runs = [("exact", groups) for groups in arguments.groups if groups <= arguments.exact]
     runs += [("aggregate", groups) for groups in arguments.groups]
     sizes: dict[tuple[str, int], Figures] = {}
     for level, groups in runs:
         name = f"{level}, {groups} groups"
-        figures = found.get(name, lambda level=level, groups=groups: grown(groups, rate, level, rates))
+        figures = found.get(name, lambda level=level, groups=groups: grown(groups, rate, level))
         per_million = dollars_per_million(groups, figures["tokens_per_s"], arguments.price, arguments.gpus)
-        sizes[level, groups] = figures | {"dollars_per_million": per_million}
+        kept = {one: figure for one, figure in figures.items() if level == "exact" or not one.startswith(EXACT_ONLY)}
+        sizes[level, groups] = kept | {"dollars_per_million": per_million}
     print(_table("One load a group", sizes, SHOWN))
     for level, groups in runs:
         failures = ("none", "the store") if level == "exact" else ("none", "1 % of groups", "a zone")
         if groups in arguments.failing:
-            print(_failures(found, groups, rate, level, rates, failures))
+            print(_failures(found, groups, rate, level, failures))
     if arguments.plot is not None:
         from tests.bench.simulate.curves_plot import draw_curves
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 
 from cluster.cli.bench.plot import method_colour, tidy
 
@@ -24,7 +23,6 @@ _PANELS: tuple[tuple[str, tuple[tuple[str, str, float, bool], ...]], ...] = (
     ),
     ("dollars a million tokens (example price)", (("cost", "dollars_per_million", 1, False),)),
 )
-_EXACT_ONLY = ("draft_workers_busy", "store_written_bytes_per_s", "store_read_bytes_per_s")
 
 
 def draw_curves(sizes: Mapping[tuple[str, int], Mapping[str, float]], file: Path) -> None:
@@ -37,22 +35,23 @@ def draw_curves(sizes: Mapping[tuple[str, int], Mapping[str, float]], file: Path
                     points = [
                         (groups, figures[name] / divisor / (groups if is_by_group else 1))
                         for (own, groups), figures in sizes.items()
-                        if own == level and (level == "exact" or name not in _EXACT_ONLY)
+                        if own == level and name in figures
                     ]
                     if points:
                         axes.plot(
                             *zip(*points, strict=True), style, color=method_colour(index), label=f"{label}, {level}"
                         )
-            _finish(axes, title)
+            _finish(axes, title, sorted({groups for _, groups in sizes}))
         figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def _finish(axes: Axes, title: str) -> None:
+def _finish(axes: Axes, title: str, groups: Sequence[int]) -> None:
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xticks(groups, [f"{count:,}" for count in groups])
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("target groups")
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.06)
+    axes.set_xlim(0.7 * groups[0], 1.4 * groups[-1])
+    axes.set_ylim(0, 1.2 * axes.dataLim.ymax)
     axes.legend(frameon=False, fontsize=7)
     tidy(axes)
