@@ -1,6 +1,6 @@
 """One scenario at growing numbers of groups and with failures: throughput, latencies, draft workers, cache traffic.
 
-    python -m tests.bench.simulate.curves build/simulate/curves.json [--plot docs/scale.svg] [--groups 1 10 30 100 1000]
+    python -m tests.bench.simulate.curves docs/scale.json [--plot docs/scale.svg] [--groups 1 10 30 100 1000]
 
 Every group has the same load. What the file has already is not simulated again: after a change of code, begin another
 one. Draft workers and the shared cache exist in exact runs, which end at `--exact` groups; the rates of rounds of
@@ -34,7 +34,7 @@ GROUPS_A_GATEWAY = 8
 MOST_WITH_OWN_NEWS = 100  # groups; beyond, gateways share what they hear
 WARM_UP_S, COUNTED_S, REST_S = 30.0, 30.0, 10.0  # most of what arrives in the counted seconds ends in the rest
 LEAST_GROUPS = 30  # fewer are run with several seeds
-FAULT_AT, FAULT_S = 40.0, 10.0
+FAULT_AT, FAULT_S = 20.0, 10.0
 ZONES = 4
 FAILURES: dict[str, FaultKind | None] = {"none": None, "1 % of groups": "group", "a zone": "zone", "the store": "store"}
 WINDOWS = {
