@@ -13,6 +13,7 @@ from cluster.routing.router_news import RouterNews
 from cluster.routing.warm_blocks import WarmBlocks
 
 _STALE_S = 2.0  # without news: the router hangs, or cannot be heard
+_NOTHING = (0, Coming())  # sent
 MOST_COMPARED = 16  # of many routers: those drawn by chance, and those that know most of the prompt
 
 
@@ -32,12 +33,14 @@ def routed_prompt(request: GenerationRequest) -> RoutedPrompt:
 
 
 @dataclass(slots=True)
-class _Known:
+class HeardRouter:
+    """What a router has said of itself."""
+
     load: RouterLoad | None = None  # None: it takes no requests
     heard_at: float = 0.0
+    num_heard: int = 0  # news so far
     num_gateways: int = 1
     warm: WarmBlocks = field(default_factory=WarmBlocks)
-    coming: Coming = field(default_factory=Coming)
 
     def num_cold(self, prompt: RoutedPrompt) -> int:
         return prompt.num_tokens - BLOCK_TOKENS * self.warm.num_leading(prompt.blocks)
@@ -47,15 +50,18 @@ class KnownRouters:
     """By router id. Several gateways decide on the same news, so each takes it that the others have sent as much as it
     has itself."""
 
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._routers: dict[str, _Known] = {}
+    def __init__(self, rng: random.Random | None = None, heard: dict[str, HeardRouter] | None = None) -> None:
+        """heard: by router id, where simulated gateways share it; None: nothing yet."""
+        self._routers: dict[str, HeardRouter] = {} if heard is None else heard
+        self._sent: dict[str, tuple[int, Coming]] = {}  # since which of the router's news, and what
         self._rng = rng or random.Random()
 
     def hear(self, news: RouterNews, now: float) -> None:
         """Raises ValueError where the news cannot be read."""
         blocks = news.block_hashes()
-        known = self._routers.setdefault(news.router_id, _Known())
-        known.load, known.heard_at, known.coming = news.load, now, Coming()
+        known = self._routers.setdefault(news.router_id, HeardRouter())
+        known.load, known.heard_at = news.load, now
+        known.num_heard += 1
         known.num_gateways = max(1, news.num_gateways)
         known.warm.capacity = news.num_blocks
         if news.is_whole:
@@ -63,7 +69,9 @@ class KnownRouters:
         known.warm.use(blocks)
 
     def forget_all_but(self, routers: Set[str]) -> None:
-        self._routers = {router_id: known for router_id, known in self._routers.items() if router_id in routers}
+        for router_id in self._routers.keys() - routers:
+            del self._routers[router_id]
+            self._sent.pop(router_id, None)
 
     def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
         """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest. Of many
@@ -74,7 +82,7 @@ class KnownRouters:
         same, and one that hangs gets no more than the first one has. Routers that say that they take no requests come
         last.
         """
-        soonest, silent, closed = [], [], []
+        heard, silent, closed = [], [], []
         for router_id in self._compared(routers, prompt):
             known = self._routers.get(router_id)
             if known is None or now - known.heard_at > _STALE_S:
@@ -82,9 +90,12 @@ class KnownRouters:
             elif known.load is None:
                 closed.append(router_id)
             else:
-                knows_namespace = prompt.namespace in known.warm
-                seconds = expected_s(known.load, known.coming, known.num_cold(prompt), knows_namespace=knows_namespace)
-                soonest.append((seconds, router_id))
+                heard.append((router_id, known, known.load))
+        answer_rounds = sum(load.answer_rounds for _, _, load in heard) / max(1, len(heard))
+        soonest = [
+            (self._expected_s(router_id, known, load, prompt, answer_rounds), router_id)
+            for router_id, known, load in heard
+        ]
         ranks = [[router_id] for _, router_id in sorted(soonest, key=lambda one: one[0])]
         if silent:
             is_their_turn = self._rng.random() * (len(silent) + len(ranks)) < len(silent)
@@ -94,6 +105,17 @@ class KnownRouters:
                 ranks.append(silent)
         return [*ranks, closed] if closed else ranks
 
+    def _expected_s(
+        self, router_id: str, known: HeardRouter, load: RouterLoad, prompt: RoutedPrompt, answer_rounds: float
+    ) -> float:
+        return expected_s(
+            load,
+            self._coming(router_id, known),
+            known.num_cold(prompt),
+            answer_rounds=answer_rounds,
+            knows_namespace=prompt.namespace in known.warm,
+        )
+
     def _compared(self, routers: Sequence[str], prompt: RoutedPrompt) -> Iterable[str]:
         drawn = self._rng.sample(routers, min(len(routers), MOST_COMPARED))
         if len(drawn) == len(routers):
@@ -102,25 +124,38 @@ class KnownRouters:
         return dict.fromkeys((*self._rng.sample(knowing, min(len(knowing), MOST_COMPARED)), *drawn))
 
     def _knowing_most(self, routers: Sequence[str], blocks: Sequence[int]) -> Sequence[str]:
-        """Routers that know the last block that anyone knows: by bisection, as they know those before it, too."""
-        known, end, found = self._routers, len(blocks), False
-        begin = middle = 0
+        """Routers that know the last block that anyone knows, by bisection. They know those before it, too, so that all
+        routers are looked at for the first block only."""
+        begin, end = 0, len(blocks)
+        holders: Sequence[str] = []
+        middle = 0
         while begin < end:
-            block = blocks[middle]
-            holders = [one for one in routers if one in known and block in known[one].warm]
-            if holders:
-                routers, begin, found = holders, middle + 1, True
-            elif not found:
+            found = self._holders(holders if begin else routers, blocks[middle])
+            if found:
+                holders, begin = found, middle + 1
+            elif not begin:
                 return []
             else:
                 end = middle
             middle = (begin + end) // 2
-        return routers if found else []
+        return holders
+
+    def _holders(self, routers: Sequence[str], block: int) -> Sequence[str]:
+        known = self._routers
+        return [one for one in routers if one in known and block in known[one].warm]
+
+    def _coming(self, router_id: str, known: HeardRouter) -> Coming:
+        """What went there since its last news."""
+        num_heard, coming = self._sent.get(router_id, _NOTHING)
+        return coming if num_heard == known.num_heard else _NOTHING[1]
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The request goes there: until that router says more, it has more to do, and will have the prompt."""
         known = self._routers.get(router_id)
         if known is not None:
-            known.coming.requests += known.num_gateways
-            known.coming.tokens += known.num_gateways * known.num_cold(prompt)
+            before = self._coming(router_id, known)
+            coming = Coming(
+                before.requests + known.num_gateways, before.tokens + known.num_gateways * known.num_cold(prompt)
+            )
+            self._sent[router_id] = known.num_heard, coming
             known.warm.use([*reversed(prompt.blocks), prompt.namespace])

@@ -20,19 +20,24 @@ class RouterLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     cache_gain: float = 0.0
 
 
-class Coming(msgspec.Struct):
+class Coming(msgspec.Struct, frozen=True):
     """What was sent to a router since it last said how it is."""
 
     requests: float = 0.0
     tokens: float = 0.0  # of their prompts, without those that are cached
 
 
-def expected_s(load: RouterLoad, coming: Coming, num_tokens: int, *, knows_namespace: bool) -> float:
+def expected_s(
+    load: RouterLoad, coming: Coming, num_tokens: int, *, answer_rounds: float, knows_namespace: bool
+) -> float:
     """Seconds until a request with so many uncached prompt tokens is answered: it waits for a place, for the prompts
-    before it and for its own, and makes rounds that are longer the more sequences run beside it."""
+    before it and for its own, and makes rounds that are longer the more sequences run beside it.
+
+    answer_rounds: the same for all routers that are compared. One whose few answers were long would else get no more,
+    and so never learn that others are shorter."""
     ahead = load.num_running + load.num_waiting + coming.requests
     round_s = load.round_s + load.sequence_s * min(ahead, load.num_places - 1)
-    answer_s = load.answer_rounds * round_s
+    answer_s = answer_rounds * round_s
     queue_s = max(0.0, ahead + 1 - load.num_places) * answer_s / load.num_places
     prompt_s = (load.backlog_tokens + coming.tokens + num_tokens) * load.token_s
     return queue_s + prompt_s + answer_s * (1.0 if knows_namespace else 1.0 + load.cache_gain)

@@ -12,6 +12,7 @@ from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
 from cluster.routing.announcer import Announcer
+from cluster.routing.known_routers import HeardRouter
 from cluster.simulate.cluster_scaling import ClusterScaling
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
@@ -64,6 +65,7 @@ class SimulatedCluster:
         self._inspect = inspect
         self._num_started = self._num_cores = 0
         self._hearers: list[Hear] = []
+        self._heard: dict[str, HeardRouter] | None = {} if options.news == "shared" else None
         for _ in range(config.draft.workers if rates is None and config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):
@@ -91,8 +93,9 @@ class SimulatedCluster:
                 limiters[tenant] = TenantLimiter(limits, replicas, clock=lambda: self.events.now)
             return limiters[tenant]
 
-        choice = RouterChoice(self.readiness, seed=self._options.seed * 1000 + number)
-        self._hearers.append(choice.hear)
+        choice = RouterChoice(self.readiness, self._options.seed * 1000 + number, self._heard)
+        if self._heard is None or not self._hearers:
+            self._hearers.append(choice.hear)
         return Gateway(self.events, self._options.costs, choice, limiter_of)
 
     # Groups
@@ -113,7 +116,7 @@ class SimulatedCluster:
                 self._rates,
                 blocks,
                 self._told_readiness,
-                (lambda: self._announcer(name)) if self._options.news else None,
+                (lambda: self._announcer(name)) if self._options.news != "none" else None,
             )
         else:
             group = self._exact_group(name, zone)
@@ -122,7 +125,8 @@ class SimulatedCluster:
         self.readiness.ready[group.name] = group
 
     def _announcer(self, name: str) -> Announcer:
-        return announcer_of(name, SimulatedPublisher(self.events, self._options.costs.hop_s, self._hearers))
+        hop_s, num_gateways = self._options.costs.hop_s, self._config.gateway.replicas
+        return announcer_of(name, SimulatedPublisher(self.events, hop_s, num_gateways, self._hearers))
 
     def _exact_group(self, name: str, zone: int) -> ExactGroup:
         target, options = self._config.target, self._options

@@ -38,6 +38,7 @@ class DraftPool:
         self, events: Events, scripts: Scripts, options: DraftOptions, seed: int, on_change: Callable[[], object]
     ) -> None:
         self.workers: dict[str, DraftWorker] = {}
+        self.busy_s = 0.0  # of all workers there have been
         self._events = events
         self._scripts = scripts
         self._options = options
@@ -82,6 +83,7 @@ class DraftPool:
                 trees.append(tree)
                 levels = max(levels, len(tree.token_ids))
         cost_s = self._seconds(max(1, num_rows)) + max(0, levels - 1) * self._seconds(len(seq_ids)) if num_rows else 0.0
+        self.busy_s += cost_s
         result = DraftResult(batch.round_id, seq_ids, trees, stale_seq_ids=stale, elapsed_s=cost_s)
         return worker.server.take(cost_s, arrives), result
 

@@ -30,6 +30,7 @@ from cluster.simulate.service_rates import ServiceRates
 _BLOCK = 16  # tokens of a KV block
 _LOTS = 1 << 40
 _USUAL_ROUNDS = 64.0  # of an answer, before any has ended
+_SAME_NEWS_S = 1.0  # between news that say the same: gateways wait twice as long until they give a router up
 _NEW_SHARE = 0.01  # of the last answer in the mean
 
 
@@ -82,6 +83,8 @@ class FluidGroup:
         self._turn = 0  # events planned in another turn are void
         self._num_arrived = 0
         self._answer_rounds = _USUAL_ROUNDS
+        self._told: tuple[int, int, bool] | None = None  # what decides the load that was announced last
+        self._told_at = 0.0
         self._make_announcer = make_announcer
         self._begin_anew()
         if make_announcer is not None:
@@ -103,6 +106,10 @@ class FluidGroup:
     def _announce(self) -> None:
         if self._announcer is None or not self._is_there:
             return
+        now, state = self._events.now, (self._turn, self._num_arrived, self.is_ready)
+        if state == self._told and now < self._told_at + _SAME_NEWS_S:
+            return
+        self._told, self._told_at = state, now
         load = None
         if self.is_ready:
             sequences = self._open.values()

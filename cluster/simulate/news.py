@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from cluster.routing.announcer import Announcer
@@ -19,15 +19,14 @@ Hear = Callable[[bytes, float], object]  # of a gateway: news, and the time
 class SimulatedPublisher:
     """As much of `Publisher` as an announcer uses; all gateways listen from the start."""
 
-    def __init__(self, events: Events, hop_s: float, hearers: list[Hear]) -> None:
-        self.subscribers = Counter({NEWS: len(hearers)})
+    def __init__(self, events: Events, hop_s: float, num_gateways: int, hearers: Sequence[Hear]) -> None:
+        self.subscribers = Counter({NEWS: num_gateways})
         self._events = events
         self._hop_s = hop_s
         self._hearers = hearers
         self._is_new = True
 
     def meet(self) -> set[bytes]:
-        self.subscribers[NEWS] = len(self._hearers)
         is_new, self._is_new = self._is_new, False
         return {NEWS} if is_new else set()
 

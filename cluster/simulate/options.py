@@ -115,9 +115,10 @@ class SimulationOptions(Options):
     """Requests that arrive before that are not counted."""
     level: Literal["exact", "aggregate"] = "exact"
     """exact: each round of each group by the real router core. aggregate: rounds by their measured rates."""
-    news: bool = True
-    """Whether aggregated routers tell gateways what they hold and do, as exact ones do. Without it, requests go to
-    whoever has fewest, which takes less time to simulate."""
+    news: Literal["each", "shared", "none"] = "each"
+    """What gateways hear of aggregated routers. each: as of exact ones, each gateway for itself. shared: all gateways
+    know that a prompt has been sent, which takes far less time and memory with many of them. none: nothing; requests go
+    to whoever has fewest."""
     zones: Annotated[int, Field(ge=1)] = 3
     """Groups are dealt out to so many zones."""
     start_s: _Seconds = 30.0

@@ -53,9 +53,11 @@ class ServiceRates:
         return float(self._speeds[(seed * 2_654_435_761 >> 16) % len(self._speeds)])
 
     def load(self, running: int, waiting: int, places: int, backlog: int, answer_rounds: float) -> RouterLoad:
-        """What a router would announce."""
-        one, all_places, (_, _, rows, budget) = self.of(1), self.of(places), self.of(running)
+        """What a router would announce, as `cluster.router.load` reckons it."""
+        _, _, rows, budget = self.of(running)
+        own_rows = rows / running if running else self.of(1)[2]  # of a sequence
         times = self._times
+        round_s, longest_s = (times.seconds(max(1, round(own_rows * count)), count, 0) for count in (1, places))
         prompts_s = times.seconds(round(rows) + budget, 1, 0) - (times.seconds(round(rows), 1, 0) if rows else 0.0)
         return RouterLoad(
             num_running=running,
@@ -63,8 +65,8 @@ class ServiceRates:
             num_places=places,
             backlog_tokens=backlog,
             token_s=prompts_s / budget,
-            round_s=one[0],
-            sequence_s=(all_places[0] - one[0]) / max(1, places - 1),
+            round_s=round_s,
+            sequence_s=(longest_s - round_s) / max(1, places - 1),
             answer_rounds=answer_rounds,
         )
 

@@ -133,6 +133,7 @@ class Simulation:
         figures |= {
             "groups": cluster.mean_groups,
             "draft_workers": cluster.mean_draft_workers,
+            "draft_workers_busy": cluster.draft_pool.busy_s / seconds,
             "store_written_bytes_per_s": traffic.written / seconds,
             "store_read_bytes_per_s": traffic.read / seconds,
             "store_messages_per_s": traffic.messages / seconds,

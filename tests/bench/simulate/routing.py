@@ -56,7 +56,7 @@ def config_of(groups: int, kv_tokens: int = KV_TOKENS, places: int = 32) -> Clus
     )
 
 
-def options_of(trace: str, rate: float, seconds: float, *, news: bool, forward: ForwardOptions) -> SimulationOptions:
+def options_of(trace: str, rate: float, seconds: float, *, news: str, forward: ForwardOptions) -> SimulationOptions:
     return SimulationOptions.model_validate(
         {
             "level": "aggregate",
@@ -70,7 +70,7 @@ def options_of(trace: str, rate: float, seconds: float, *, news: bool, forward: 
 
 
 def rates_of(trace: str, forward: ForwardOptions) -> ServiceRates:
-    first = options_of(trace, 1.0, 40.0, news=False, forward=forward)
+    first = options_of(trace, 1.0, 40.0, news="none", forward=forward)
     few_tenants = first.model_copy(update={"traffic": first.traffic.model_copy(update={"tenants": 8})})
     return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=MeasuredTimes(forward), seconds=20.0)
 
@@ -87,10 +87,10 @@ def main() -> None:
         for groups in arguments.groups:
             rate = arguments.rate * times * groups
             found = {}
-            for name, news in (("fewest requests", False), ("by news", True)):
+            for name, news in (("fewest requests", "none"), ("by news", "each")):
                 told = options_of(trace, rate, arguments.seconds, news=news, forward=FORWARD)
                 found[name] = Simulation(config_of(groups), told, rates=rates).run().figures
-            told = options_of(trace, rate, arguments.seconds, news=False, forward=at_once)
+            told = options_of(trace, rate, arguments.seconds, news="none", forward=at_once)
             ideal = Simulation(config_of(1, 1 << 30, 256), told, rates=fast_rates).run().figures["prefix_hit_rate"]
             fewest, by_news = found.values()
             rows = [

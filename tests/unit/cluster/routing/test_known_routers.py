@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.routing.known_routers import KnownRouters, RoutedPrompt
+from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
 from cluster.routing.router_news import RouterNews, packed
@@ -75,6 +75,22 @@ def test_each_of_several_gateways_takes_it_that_the_others_send_as_much():
     assert [routers.ranks(["a", "b"], prompt(), 0.0)[0] for routers in (alone, beside_others)] == [["a"], ["b"]]
 
 
+def test_a_router_whose_few_answers_were_long_gets_requests_all_the_same():
+    routers = known(news("a", answer_rounds=130.0), news("b", answer_rounds=60.0, num_running=2))
+    assert routers.ranks(["a", "b"], prompt(), 0.0)[0] == ["a"]
+
+
+def test_gateways_that_hear_together_send_each_for_itself():
+    heard: dict[str, HeardRouter] = {}
+    one, other = (KnownRouters(random.Random(1), heard) for _ in range(2))
+    one.hear(news("a"), 0.0)
+    one.hear(news("b", num_running=2), 0.0)
+    for _ in range(3):
+        one.sent("a", prompt(1))
+    assert one.ranks(["a", "b"], prompt(9), 0.0)[0] == ["b"]
+    assert other.ranks(["a", "b"], prompt(9), 0.0)[0] == ["a"]
+
+
 def test_equal_routers_take_turns_by_chance():
     routers = known(news("a"), news("b"), news("c"))
     chosen = Counter(first(routers, prompt(1))[0] for _ in range(300))
@@ -112,7 +128,7 @@ def test_news_that_is_damaged_is_refused():
 
 def test_a_new_namespace_costs_the_rounds_that_the_shared_cache_saves():
     load = msgspec.structs.replace(IDLE, cache_gain=0.5)
-    warm, cold = (expected_s(load, Coming(), 10, knows_namespace=knows) for knows in (True, False))
+    warm, cold = (expected_s(load, Coming(), 10, answer_rounds=50, knows_namespace=knows) for knows in (True, False))
     assert cold - warm == pytest.approx(50 * 0.01 * 0.5)
 
 
@@ -120,7 +136,9 @@ def test_the_queue_is_waited_for():
     """All four places are taken and two wait: three answers end before it gets a place, four at a time."""
     load = msgspec.structs.replace(IDLE, num_running=4, num_waiting=2)
     answer_s = 50 * (0.01 + 3 * 0.001)
-    assert expected_s(load, Coming(), 10, knows_namespace=True) == pytest.approx(answer_s * (1 + 3 / 4) + 0.01)
+    assert expected_s(load, Coming(), 10, answer_rounds=load.answer_rounds, knows_namespace=True) == pytest.approx(
+        answer_s * (1 + 3 / 4) + 0.01
+    )
 
 
 def test_of_many_routers_those_that_know_most_of_a_prompt_are_compared_with_some_others():
