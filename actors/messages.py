@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.draft_worth import no_worth
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 Acceptance = Literal["coupled", "rejection"]
 DraftMethod = Literal["tree", "lookahead"]
@@ -204,6 +205,7 @@ class DraftBatch(msgspec.Struct, frozen=True, array_like=True, tag="draft"):
     finished: list[int] = []  # sequences to forget
     dropped: list[str] = []  # namespaces to drop before these items
     drops_all: bool = False  # drop all namespaces: the sender does not know which have been purged
+    worth: np.ndarray = msgspec.field(default_factory=no_worth)  # of a forward, as of `draft_worth.pays`
 
 
 class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
@@ -215,6 +217,7 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     num_ahead: int = 0  # sequences that the worker had drafted ahead for
     num_ready: int = 0  # sequences among num_ahead whose whole draft was ready
     is_parallel: bool = False  # whether one forward gives trees of any depth
+    num_forwards: int = 0  # that guessed, one after the other
 
 
 FREE_ROW = -(2**31)  # in `TokenMasks.index`: every token may follow
@@ -236,6 +239,7 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     # it can draft later; -1: it does not even see them.
     head_nodes: int = -1
     head_min_confidence: float = 0.0  # of the head's nodes that it drafts behind, except the root
+    head_worth: np.ndarray = msgspec.field(default_factory=no_worth)  # of a forward of the head, the same of all items
 
     @property
     def tree(self) -> DraftTree:

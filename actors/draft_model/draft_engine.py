@@ -31,6 +31,7 @@ from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
 from actors.draft_model.ouroboros_drafter import OuroborosDraft, OuroborosDrafter
 from actors.draft_model.rank_forwards import LeadingRunner
 from actors.draft_tree import DraftTree, TopProbs
+from actors.draft_worth import pays
 from actors.engine.block_pool import BlockPool
 from actors.engine.encoder_decoder_runner import EncoderDecoderRunner
 from actors.engine.kv_cache import check_device
@@ -71,6 +72,11 @@ class _Draft:
     @property
     def is_ready(self) -> bool:
         return self.num_forwards == 0 and len(self.growth.tree) > 0
+
+    @property
+    def must_grow(self) -> bool:
+        """Whether it is made as deep as asked. Under rejection its time must not depend on its tokens."""
+        return len(self.growth.tree) == 0 or self.sequence.draws_from_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +166,12 @@ class DraftEngine:
             if self._take_in(sequence, item, known):
                 if known is not None and known.is_ahead and item.max_nodes:
                     hoped.add(seq_id)
-                drafts.append(self._start(sequence, item))
+                drafts.append(self._start(sequence, item, batch.worth))
             else:
                 # Forgotten, so that the next delta is answered stale and the sequence is sent again.
                 self._table.forget(seq_id)
         self._prefill(drafts)
-        trees = self._propose(drafts)
+        trees = self._propose(drafts, batch.worth)
         for draft in drafts:
             draft.sequence.publish()
         return DraftResult(
@@ -177,6 +183,7 @@ class DraftEngine:
             num_ahead=len(hoped),
             num_ready=sum(draft.sequence.seq_id in hoped and draft.is_ready for draft in drafts),
             is_parallel=self._is_parallel,
+            num_forwards=_num_forwards(drafts),
         )
 
     def _forget_namespaces(self, batch: DraftBatch) -> None:
@@ -222,7 +229,7 @@ class DraftEngine:
                 return True
         return self._table.bring_up_to_date(sequence, delta, sequence.length + len(delta.token_ids))
 
-    def _start(self, sequence: Sequence, item: DraftItem) -> _Draft | OuroborosDraft:
+    def _start(self, sequence: Sequence, item: DraftItem, worth: np.ndarray) -> _Draft | OuroborosDraft:
         shape = self._shape_of(item)
         # Rejection needs draws from q with their probabilities, which phrases do not have.
         if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
@@ -231,7 +238,7 @@ class DraftEngine:
             return self._start_tree(sequence, replace(shape, max_depth=min(shape.max_depth, room)))
         self._ouroboros.observe_tokens(sequence, len(item.delta.token_ids), self._readable(item.corrections))
         runs = self._readable(item.runs)
-        return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, runs, item.min_confidence)
+        return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, runs, item.min_confidence, worth)
 
     def _readable(self, runs: np.ndarray) -> list[list[int]]:
         """The runs, separated by -1, whose tokens the model has."""
@@ -342,9 +349,9 @@ class DraftEngine:
             sequence.cut_tree(known.num_reserved)
         self._known.clear()
 
-    def _propose(self, drafts: list[_Draft | OuroborosDraft]) -> list[DraftTree]:
-        """One tree for each draft, in order."""
-        self._grow([draft for draft in drafts if isinstance(draft, _Draft)])
+    def _propose(self, drafts: list[_Draft | OuroborosDraft], worth: np.ndarray) -> list[DraftTree]:
+        """One tree for each draft, in order. worth: see `DraftBatch`."""
+        self._grow([draft for draft in drafts if isinstance(draft, _Draft)], worth)
         by_ouroboros = [draft for draft in drafts if isinstance(draft, OuroborosDraft)]
         found = iter(self._ouroboros.propose(by_ouroboros) if self._ouroboros is not None else [])
         return [self._finished(draft) if isinstance(draft, _Draft) else next(found) for draft in drafts]
@@ -370,18 +377,20 @@ class DraftEngine:
             while (pending := draft.sequence.num_pending) > most_left:
                 self._guesser.compute(draft.sequence, min(pending - 1, _MAX_PREFILL_ROWS))
 
-    def _grow(self, drafts: list[_Draft]) -> None:
-        """One forward for each step of all trees."""
+    def _grow(self, drafts: list[_Draft], worth: np.ndarray) -> None:
+        """One forward for each step of all trees, until one does not pay."""
         while True:
-            wants = []
-            for draft in drafts:
-                paths = draft.growth.advance()
-                if paths:
-                    wants.append(self._want(draft.sequence, draft.growth.known, paths, draft.shape))
-                    draft.num_forwards += 1
-            if not wants:
+            growing = [(draft, paths) for draft in drafts if (paths := draft.growth.advance())]
+            if not growing:
                 return
-            self._guesser.guess(wants)
+            confidence = [each for draft, _ in growing for each in draft.growth.pending]
+            if not any(draft.must_grow for draft, _ in growing) and not pays(worth, confidence):
+                return
+            for draft, _ in growing:
+                draft.num_forwards += 1
+            self._guesser.guess(
+                [self._want(draft.sequence, draft.growth.known, paths, draft.shape) for draft, paths in growing]
+            )
 
     def _want(self, sequence: Sequence, known: KnownGuesses, paths: list[Path], shape: TreeShape) -> Want:
         if not self._is_parallel:
@@ -405,6 +414,12 @@ class DraftEngine:
         self._unfit.clear()
         self._known.clear()
         self._ahead.clear()
+
+
+def _num_forwards(drafts: Sequences[_Draft | OuroborosDraft]) -> int:
+    """Forwards made for drafts, those of the two kinds one after the other."""
+    numbers = [(isinstance(draft, OuroborosDraft), draft.num_forwards) for draft in drafts]
+    return sum(max((count for kind, count in numbers if kind == wanted), default=0) for wanted in (False, True))
 
 
 def _runner_of(

@@ -69,10 +69,14 @@ class GrowingTree:
 
     def add(self, parent: int, token: int, share: float) -> None:
         """Add a guess below a node. share: its probability given that the parent is right."""
-        before = 1.0 if parent == ROOT else self._confidence[parent]
+        before = self.confidence(parent)
         self._tokens.append(token)
         self._parents.append(parent)
         self._confidence.append(min(before, before * share))
+
+    def confidence(self, node: int) -> float:
+        """Probability of the path to a node; 1 for the root."""
+        return 1.0 if node == ROOT else self._confidence[node]
 
     def path(self, node: int) -> list[int]:
         """Tokens from the root's child to the node."""

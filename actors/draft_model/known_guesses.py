@@ -120,6 +120,11 @@ class Growth:
     base: Path = ()
     _step: dict[Path, int] = field(default_factory=dict)  # nodes of the pending step, by path
 
+    @property
+    def pending(self) -> list[float]:
+        """Confidence of the nodes of the pending step: of a tree's first one, 1."""
+        return [self.tree.confidence(node) for node in self._step.values()]
+
     def advance(self) -> list[Path]:
         """Make all steps whose guesses are known. Returns the paths that the next step needs guesses for, none if the
         tree is complete."""

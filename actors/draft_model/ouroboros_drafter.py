@@ -20,6 +20,7 @@ import torch
 
 from actors.draft_model.growing_tree import GrowingTree
 from actors.draft_tree import DraftTree
+from actors.draft_worth import no_worth, pays
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import OUROBOROS
 from actors.engine.batch import SequenceRows, pack
@@ -54,6 +55,8 @@ class OuroborosDraft:
     min_confidence: float = 0.0  # nor after a chain that is less likely
     chain: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # probability of each, given those before it
+    worth: np.ndarray = field(default_factory=no_worth)  # of a forward; the same of all
+    num_forwards: int = 0
     num_computed: int = 0  # first tokens of the chain that have KV
     given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
     confidence: float = 1.0  # of the whole chain
@@ -62,6 +65,12 @@ class OuroborosDraft:
     @property
     def is_done(self) -> bool:
         return len(self.chain) >= self.num_wanted or self.confidence < self.min_confidence
+
+    def next_confidences(self) -> list[float]:
+        """Confidence of the chain that the next forward goes on from, and of those that it leads to if it gives as
+        many tokens, and as sure ones, as the forwards so far."""
+        length = len(self.chain)
+        return [self.confidence ** (1 + more / length) for more in range(max(1, length // self.num_forwards))]
 
 
 @dataclass(slots=True)
@@ -156,13 +165,17 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         num_wanted: int,
         runs: list[list[int]] | None = None,
         min_confidence: float = 0.0,
+        worth: np.ndarray | None = None,
     ) -> OuroborosDraft:
         """A draft with blocks for its forwards, or an empty one if there is no room. runs: texts that may follow from
-        the last token on; they fill up missing phrases and are not kept. min_confidence: of a chain that goes on."""
+        the last token on; they fill up missing phrases and are not kept. min_confidence: of a chain that goes on;
+        worth: of a forward, as of `draft_worth.pays`, None: all pay."""
         most = min(num_wanted, max_nodes) + self.most_nodes
         if not max_nodes or not sequence.reserve(sequence.length + most):
             return OuroborosDraft(sequence, 0, 0)
         draft = OuroborosDraft(sequence, max_nodes, min(num_wanted, max_nodes), min_confidence)
+        if worth is not None:
+            draft.worth = worth
         for run in runs or ():
             for place, token in enumerate(run[:-1], 1):
                 phrases = draft.given.setdefault(token, [])
@@ -179,12 +192,17 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         return found[:count]
 
     def propose(self, asked: Sequences[OuroborosDraft]) -> list[DraftTree]:
-        """Draft all chains, one forward for all of them at a time, and append their suffixes."""
+        """Draft all chains, one forward for all of them at a time until one does not pay, and append their suffixes."""
         while steps := [step for draft in asked if (step := self._next_step(draft)) is not None]:
             logits = self._forward(steps)
             while walking := [step for step in steps if step.is_walking]:
                 self._walk(walking, logits)
+            going = [draft for draft in asked if not draft.is_done]
+            if going and not pays(going[0].worth, [each for draft in going for each in draft.next_confidences()]):
+                for draft in going:
+                    draft.num_wanted = len(draft.chain)
             for step in steps:
+                self._keep(step)
                 self._advance_window(step, logits)
         return [self._finished(draft) for draft in asked]
 
@@ -234,6 +252,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         for part, step in zip(parts, steps, strict=True):
             part.sequence.computed(part.count, part.tree_tokens, part.tree_parents)
             step.draft.num_computed = len(step.draft.chain)
+            step.draft.num_forwards += 1
         return logits
 
     def _walk(self, steps: list[_Step], logits: torch.Tensor) -> None:
@@ -257,8 +276,6 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 step.node = node
                 step.path.append(node)
                 step.is_walking = True
-            else:
-                self._keep(step)
 
     def _keep(self, step: _Step) -> None:
         """Move the KV of the followed nodes to the chain's slots, if the chain continues."""

@@ -69,6 +69,7 @@ class RetokenizedDraftEngine:
             stale_seq_ids=stale,
             elapsed_s=time.perf_counter() - started,
             is_parallel=found.is_parallel,
+            num_forwards=found.num_forwards,
         )
 
     answer = draft  # the name that every worker's engine has

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from actors.draft_tree import DraftTree
+from actors.draft_worth import no_worth, pays
 from actors.eagle.device_growth import Level, Root, Sent, candidates, grow, num_nodes, root_parts
 from actors.eagle.head_drafter import HeadDrafter, pack
 from actors.engine.arena import Arena, Part
@@ -35,6 +36,7 @@ class _Tree:
     position: int  # position of the root's row
     first_slot: int  # first scratch slot
     min_score: float = -math.inf  # of nodes to expand
+    worth: np.ndarray = field(default_factory=no_worth)  # of a level, as of `draft_worth.pays`; the same of all trees
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     parents: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     scores: np.ndarray = field(default_factory=lambda: np.empty(0, np.float64))
@@ -114,6 +116,7 @@ class EagleDrafter(HeadDrafter):
                 asked[index].begin + len(asked[index].token_ids) - 1,
                 self._first_scratch + number * self._scratch_per_tree,
                 math.log(asked[index].min_confidence) if asked[index].min_confidence > 0.0 else -math.inf,
+                asked[index].worth,
             )
             for group in groups
             for number, index in enumerate(group)
@@ -145,6 +148,8 @@ class EagleDrafter(HeadDrafter):
             if not active:
                 return
             growing = [trees[index] for index in active]
+            if not pays(growing[0].worth, np.exp(np.concatenate([tree.scores[tree.frontier] for tree in growing]))):
+                return
             batch = self._pack_frontiers(growing, level)
             hidden = self._forward(batch, hidden, np.concatenate([feature_rows[index] for index in active]))
             scores, tokens = self._children(hidden, batch.num_rows, top_k)

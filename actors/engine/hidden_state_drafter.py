@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from actors.draft_tree import DraftTree
+from actors.draft_worth import no_worth
 from actors.engine.feature_tap import FeatureTap
 from actors.engine.recorded_launches import RecordedLaunches
 
@@ -23,6 +24,7 @@ class HeadRows:
     slots: np.ndarray  # int64 [begin + n]: the sequence's slots
     max_nodes: int  # limit of the tree after the last token; 0: no tree
     min_confidence: float = 0.0  # path probability from which a node may be drafted behind
+    worth: np.ndarray = field(default_factory=no_worth)  # of a forward, as of `draft_worth.pays`; the same of all
 
 
 class HiddenStateDrafter(Protocol):

@@ -349,6 +349,7 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
         slots=sequence.slots(0, begin + len(following)),
         max_nodes=part.item.head_nodes if part.emits else 0,
         min_confidence=part.item.head_min_confidence,
+        worth=part.item.head_worth,
     )
 
 

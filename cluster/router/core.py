@@ -304,8 +304,8 @@ class RouterCore:
         )
         self._open = round
         self._choice.set_budgets(round)
-        self._drafting.remote.ask(round, self._choice.price_of_a_node)
-        self._drafting.head.ask(round, self._choice.price_of_a_node)
+        self._drafting.remote.ask(round, self._choice.costs_of_drafts)
+        self._drafting.head.ask(round, self._choice.costs_of_drafts)
         return round, self._requests.take_events()
 
     def _most_prefill_rows(self, sequences: SequenceOf[Sequence], limit_s: float) -> int:
@@ -514,4 +514,5 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         begin=sequence.begin if start == 0 else None,
         head_nodes=entry.head_nodes,
         head_min_confidence=round.asked.head_min_confidence,
+        head_worth=round.asked.head_worth,
     )

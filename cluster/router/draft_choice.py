@@ -13,6 +13,7 @@ from actors.draft_tree import DraftTree
 from cluster.router.calibration import SourceCalibration
 from cluster.router.counters import RouterCounters
 from cluster.router.draft_budget import draft_rows
+from cluster.router.draft_depth import DraftCosts
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
@@ -333,11 +334,14 @@ class DraftChoice:
         """Whether a drafter requires rows of every round."""
         return bool(self._most_required)
 
-    def price_of_a_node(self, round: Round) -> float:
-        """The probability from which a node pays in a round that nobody waits for."""
+    def costs_of_drafts(self, round: Round, tokens_per_s: float = 0.0) -> DraftCosts:
+        """tokens_per_s: what such rounds have emitted, 0 if unknown; a token of each sequence at least."""
         size = round.size
         verify_s = self._step_times.times_of_drafts(size.num_rows, size.num_running, round.budget.rows + 1)
-        return min(1.0, _ROW_CAUTION * price_of_a_row(float(size.num_running), 0.0, verify_s))
+        target_s = float(verify_s[0])
+        emitted = max(float(size.num_running), tokens_per_s * target_s)
+        row_price = min(1.0, _ROW_CAUTION * price_of_a_row(emitted, 0.0, verify_s))
+        return DraftCosts(emitted / target_s, row_price, target_s)
 
     def _choose_nodes(self, round: Round, chain_tokens: float, chain_rows: int, fixed_s: float) -> None:
         merged = self.merge(round)

@@ -2,11 +2,15 @@
 
 A forward of the draft model or head after a node of confidence c adds a child. The child is accepted with probability
 p(c) * a, where p is the measured acceptance of nodes of that confidence and a the share of right nodes whose child is
-right, too. It pays if it brings more tokens than the round would emit anyway in the time that it takes: its part of the
-forward, and its row in the target's forward.
+right, too. A forward pays if all its nodes together bring more tokens than the round would emit anyway in the time that
+it takes. A node belongs in it if its child brings more than its row in the target's forward costs.
 
 Learnt from what was drafted and what the target then said, whether it was verified or not. So what is learnt does not
 depend on what the planner chose.
+
+A confidence is a product of the draft model's shares of single tokens. Where these are too modest or too bold, it is
+wrong by more at each depth. So before much is known, p(c) = c^k, as if a token of share s were right with probability
+s^k. Every judged token tells something of k, and so of all depths.
 
 Under `acceptance: rejection` the confidence of drawn tokens must not decide. A long draft is late more often than a
 short one, and a late one is not verified: drafts would be verified or not by their tokens, and the text would leave the
@@ -17,55 +21,87 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from actors.draft_tree import DraftTree
-from cluster.router.calibration import KNOTS, Calibration, observe
+from actors.draft_worth import no_worth
+from cluster.router.calibration import isotonic
 
 _WEIGHT = 0.1  # of a new measurement of the draft model's time
-_DECAY = 0.98  # of counts, with each answer
-_PRIOR = 4.0  # nodes that the first guess of `a` counts as
+_DECAY = 0.98  # of counts, with each tree
+_PRIOR = 4.0  # nodes that a first guess counts as: of `a`, of k, and of each knot's acceptance
 _FIRST_SHARE = 0.7
+_FIRST_LEVEL = 0.1  # time of a draft forward, as a share of the target's, before one was measured
+# Fine at the low end: where the draft model is modest, tokens of long paths may be right at a confidence of 0.001.
+KNOTS = np.array([0.0, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, *np.arange(1, 10) / 10, 0.97, 1.0])
+_TRIALS, _HITS = 0, 1  # rows of counts: judged nodes with about a knot's confidence, and right ones among them
 _NOTHING = np.empty(0, np.int32)
+
+
+class DraftCosts(NamedTuple):
+    """What drafting on is weighed against in a round."""
+
+    tokens_per_s: float  # emitted by such rounds
+    row_price: float  # tokens that a row must bring to be worth verifying
+    target_s: float  # time of the target's forward without drafts
 
 
 @dataclass(slots=True)
 class DraftDepth:
     """What rounds of one namespace, or mixed rounds, have shown."""
 
-    level_s: float = 0.0  # typical time of a draft worker for one level of its trees
-    _curve: Calibration = field(default_factory=lambda: Calibration(1))
+    level_s: float | None = None  # typical time of a forward of the draft model or head; None: not known
+    _paths: np.ndarray = field(default_factory=lambda: np.zeros((2, len(KNOTS))))  # nodes by confidence
+    _tokens: np.ndarray = field(default_factory=lambda: np.zeros((2, len(KNOTS))))  # those after right ones, by share
+    _levels: np.ndarray | None = None  # p at the knots; None: to be fitted
     _right: float = 0.0  # children that were right, of right nodes with children
     _tried: float = 0.0
 
-    def min_confidence(self, tokens_per_s: float, num_sequences: int, row_price: float) -> float:
-        """Least confidence of a node to draft after. tokens_per_s: what rounds emit, of all sequences; num_sequences:
-        those that are drafted for at once; row_price: tokens that a row must bring to be worth verifying."""
-        return self._confidence_at(self._price(tokens_per_s, num_sequences, row_price) / max(self._share, 1e-3))
+    def min_confidence(self, row_price: float) -> float:
+        """Least confidence of a node to draft after, in a forward that is made anyway. row_price: see
+        `DraftCosts`."""
+        return self._confidence_at(row_price / max(self._share, 1e-3))
 
-    def paying_levels(self, tokens_per_s: float, num_sequences: int, row_price: float, most: int) -> int:
+    def worth(self, costs: DraftCosts, part: float = 1.0) -> np.ndarray:
+        """What nodes bring of the price of a forward, as of `draft_worth.pays`. part: of the round's sequences that the
+        forward serves; others are drafted for at the same time."""
+        price = self._price(costs) * part
+        if price <= 0.0:
+            return no_worth()
+        gain = np.maximum(0.0, self._acceptance() * self._share - costs.row_price)
+        return np.concatenate([KNOTS, gain / price]).astype(np.float32)
+
+    def paying_levels(self, costs: DraftCosts, num_sequences: int, most: int) -> int:
         """Levels that pay on average, at least 1 and at most `most`, whatever their confidence. The token at depth d is
-        taken to be accepted with probability a^d. Other arguments as for `min_confidence`."""
-        price = self._price(tokens_per_s, num_sequences, row_price)
+        taken to be accepted with probability a^d. num_sequences: those that are drafted for at once."""
+        price = self._price(costs) / max(1, num_sequences) + costs.row_price
         levels = 1
         while levels < most and self._share ** (levels + 1) >= price:
             levels += 1
         return levels
 
-    def _price(self, tokens_per_s: float, num_sequences: int, row_price: float) -> float:
-        """Tokens that one more level must bring to each sequence."""
-        return tokens_per_s * self.level_s / max(1, num_sequences) + row_price
+    def _price(self, costs: DraftCosts) -> float:
+        """Tokens that the round would emit in the time of a forward."""
+        level_s = _FIRST_LEVEL * costs.target_s if self.level_s is None else self.level_s
+        return costs.tokens_per_s * level_s
 
     @property
     def _share(self) -> float:
         """`a`, in (0, 1)."""
         return (self._right + _PRIOR * _FIRST_SHARE) / (self._tried + _PRIOR)
 
+    def _acceptance(self) -> np.ndarray:
+        """p at the knots, float64, non-decreasing."""
+        if self._levels is None:
+            self._levels = _fit(self._paths, self._tokens)
+        return self._levels
+
     def _confidence_at(self, probability: float) -> float:
         """The least confidence whose nodes are accepted with this probability; 1 if none are."""
-        levels = self._curve.curves["level"][0]
+        levels = self._acceptance()
         index = int(np.searchsorted(levels, probability))  # the first knot that reaches it
         if index == 0:
             return 0.0
@@ -75,13 +111,13 @@ class DraftDepth:
         part = (probability - below) / (above - below)
         return float(KNOTS[index - 1] + part * (KNOTS[index] - KNOTS[index - 1]))
 
-    def observe_answer(self, elapsed_s: float, num_levels: int, *, is_parallel: bool = False) -> None:
-        """Take in how long a worker took for trees of so many levels. Times that are none are ignored. is_parallel: one
-        forward gave all levels, so that one more costs hardly anything."""
-        if num_levels < 1 or not 0.0 <= elapsed_s < math.inf:
+    def observe_answer(self, elapsed_s: float, num_forwards: int, *, is_parallel: bool = False) -> None:
+        """Take in how long a worker took for so many forwards. Times that are none are ignored. is_parallel: one
+        forward gives all levels, so that one more costs hardly anything."""
+        if num_forwards < 1 or not 0.0 <= elapsed_s < math.inf:
             return
-        measured = 0.0 if is_parallel else elapsed_s / num_levels
-        self.level_s += (measured - self.level_s) * (_WEIGHT if self.level_s else 1.0)
+        measured = 0.0 if is_parallel else elapsed_s / num_forwards
+        self.level_s = measured if self.level_s is None else self.level_s + (measured - self.level_s) * _WEIGHT
 
     def observe_tree(self, tree: DraftTree, emitted: np.ndarray) -> None:
         """Take in a worker's tree and the tokens that the target then emitted, int32. A tree that breaks the promises
@@ -93,10 +129,8 @@ class DraftDepth:
         if not levels:
             return
         _, parents, confidence = _copied(tree)
-        judged, tried, right = _learn(is_right, parents, confidence, self._curve.curves[0])
-        if not judged:
-            return
-        self._curve.end_round()
+        tried, right = _learn(is_right, parents, confidence, self._paths, self._tokens)
+        self._levels = None
         self._tried = self._tried * _DECAY + tried
         self._right = self._right * _DECAY + right
 
@@ -123,7 +157,9 @@ def num_levels(tree: DraftTree) -> int:
 
 def warm_up() -> None:
     """Compile or load the kernels, so that no request waits for them."""
-    DraftDepth().observe_tree(DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32)), np.zeros(1, np.int32))
+    depth = DraftDepth()
+    depth.observe_tree(DraftTree.chain(np.zeros(1, np.int32), np.ones(1, np.float32)), np.zeros(1, np.int32))
+    depth.min_confidence(0.0)
 
 
 def _copied(tree: DraftTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -153,19 +189,60 @@ def _judge(token_ids, parents, confidence, emitted, is_right):  # type: ignore[n
 
 
 @numba.njit(cache=True)
-def _learn(is_right, parents, confidence, curve):  # type: ignore[no-untyped-def]
-    """Add the judged nodes to a calibration curve. Returns how many there are, how many right nodes have a judged
-    child, and how many of those have a right one."""
-    judged, tried, right = 0, 0, 0
+def _learn(is_right, parents, confidence, paths, tokens):  # type: ignore[no-untyped-def]
+    """Add the judged nodes to `paths`, by confidence, and those after right ones to `tokens`, by share; float64
+    [2, knots] each. Returns how many right nodes have a judged child, and how many of those have a right one."""
+    paths *= _DECAY
+    tokens *= _DECAY
+    tried, right = 0, 0
     of_children = np.full(len(parents), -1, np.int8)  # 1: one is right, 0: all that are judged are wrong
     for node in range(len(parents)):
         if is_right[node] < 0:
             continue
-        judged += 1
-        observe(confidence[node], is_right[node], curve)
-        if parents[node] >= 0 and is_right[parents[node]] == 1:
-            of_children[parents[node]] = max(of_children[parents[node]], is_right[node])
+        _count(confidence[node], is_right[node], paths)
+        parent = parents[node]
+        if parent < 0 or is_right[parent] == 1:
+            before = confidence[parent] if parent >= 0 else 1.0
+            _count(min(1.0, confidence[node] / before) if before > 0.0 else 0.0, is_right[node], tokens)
+        if parent >= 0 and is_right[parent] == 1:
+            of_children[parent] = max(of_children[parent], is_right[node])
     for node in range(len(parents)):
         tried += of_children[node] >= 0
         right += of_children[node] == 1
-    return judged, tried, right
+    return tried, right
+
+
+@numba.njit(cache=True)
+def _count(value, is_right, counts):  # type: ignore[no-untyped-def]
+    """Share an observation between the two knots around its value."""
+    right_knot = max(1, np.searchsorted(KNOTS, value))
+    left = KNOTS[right_knot - 1]
+    part = (value - left) / (KNOTS[right_knot] - left)
+    for knot, weight in ((right_knot, part), (right_knot - 1, 1.0 - part)):
+        counts[_TRIALS, knot] += weight
+        counts[_HITS, knot] += weight * is_right
+
+
+@numba.njit(cache=True)
+def _fit(paths, tokens):  # type: ignore[no-untyped-def]
+    """What the counts say of p at the knots, drawn to c^k and never falling: float64 [knots]."""
+    expected = KNOTS ** _exponent(tokens)
+    weights = paths[_TRIALS] + _PRIOR
+    return isotonic((paths[_HITS] + _PRIOR * expected) / weights, weights)
+
+
+@numba.njit(cache=True)
+def _exponent(tokens):  # type: ignore[no-untyped-def]
+    """The k with which the sum of share^k is the number of right tokens; 1 if they are as right as they say."""
+    low, high = -5.0, 4.0  # of its logarithm
+    for _ in range(16):
+        middle = (low + high) / 2
+        exponent = math.exp(middle)
+        expected = np.sum(tokens[_TRIALS] * KNOTS**exponent) + _PRIOR * 0.5**exponent
+        if (
+            expected > np.sum(tokens[_HITS]) + _PRIOR * 0.5
+        ):  # tokens of share 0.5, half of which are right, to begin with
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)

@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from actors.messages import DraftItem, DraftResult, VerifyResult
+from cluster.router.draft_depth import DraftCosts
 from cluster.router.pool_wait import Pools
 from cluster.router.round import Emitted, Round, RoundEntry
 from cluster.router.sequence import Sequence
@@ -45,27 +46,27 @@ class DraftPools:
         """Whether a worker is still to be told of sequences that have ended or namespaces to drop."""
         return any(pool.workers.has_notices for pool in self._pools)
 
-    def ask(self, round: Round, row_price: Callable[[Round], float]) -> None:
+    def ask(self, round: Round, costs_of: Callable[[Round, float], DraftCosts]) -> None:
         """Write draft batches for the sequences that emit, of the pools for which waiting pays. Workers that the round
-        does not wait for receive prompts of sequences that do not emit yet. row_price: the probability from which a
-        node pays."""
+        does not wait for receive prompts of sequences that do not emit yet. costs_of: of drafts in the
+        round, where such rounds emit so many tokens a second, 0 if unknown."""
         wait, size = round.traffic.draft_wait, round.size
         asking: list[Asking] = [pool.could_ask(round) for pool in self._pools]
         there = [index for index, entries in enumerate(asking) if entries]
         asked = wait.pools_to_ask(size.num_emitting, there) if there else ()
         if len(asked) > 1 and len({entry.sequence.namespace for entry in round.entries}) > 1:
             self._leave_out(asking, asked)
-        price = row_price(round) if asked else 0.0
-        tokens_per_s = (wait.tokens_per_s(size.num_emitting, asked) or 0.0) if asked else 0.0
+        costs = costs_of(round, wait.tokens_per_s(size.num_emitting, asked) or 0.0) if asked else None
         for index, pool in enumerate(self._pools):
             items: dict[str, list[DraftItem]] = {}
-            if index in asked:
-                pool.ask(round, asking[index], tokens_per_s, price, items)
+            worth: dict[str, np.ndarray] = {}
+            if costs is not None and index in asked:
+                worth = pool.ask(round, asking[index], costs, items)
             if len(pool.workers) and (
                 index in asked or (not asking[index] and wait.seems_to_pay(size.num_running, index))
             ):
                 pool.send_prompts_ahead(round, items)
-            for worker_id, batch in pool.batches(round, items).items():
+            for worker_id, batch in pool.batches(round, items, worth).items():
                 round.asked.batches[worker_id] = batch
                 round.asked.pool_of[worker_id] = index
 

@@ -17,6 +17,7 @@ class Load:
     """Statistics of rounds with about this many sequences."""
 
     rounds: float = 0.0
+    sequences: float = 0.0  # of these rounds
     tokens: float = 0.0
     gained: float = 0.0
     wait_s: float = 0.0
@@ -30,6 +31,7 @@ class Load:
         """Take over what another load has shown, with the weight of the first rounds."""
         share = _FIRST_ROUNDS / other.rounds
         self.rounds = _FIRST_ROUNDS
+        self.sequences = other.sequences * share
         self.tokens, self.gained = other.tokens * share, other.gained * share
         self.wait_s, self.verify_s = other.wait_s * share, other.verify_s * share
 
@@ -75,6 +77,7 @@ class Load:
 
     def scale(self, factor: float) -> None:
         self.rounds *= factor
+        self.sequences *= factor
         self.tokens *= factor
         self.gained *= factor
         self.wait_s *= factor
@@ -109,9 +112,11 @@ class DraftWait:
         return load.wait_s / load.rounds if load is not None and load.rounds > 0.0 else 0.0
 
     def tokens_per_s(self, num_emitting: int) -> float | None:
-        """What rounds that asked have emitted in their time; None: not known."""
+        """What rounds that asked have emitted in their time, in proportion to the sequences; None: not known."""
         load = self._loads.get(num_emitting.bit_length())
-        return load.tokens / (load.wait_s + load.verify_s) if load is not None and load.verify_s > 0.0 else None
+        if load is None or load.verify_s <= 0.0:
+            return None
+        return load.tokens / (load.wait_s + load.verify_s) * num_emitting * load.rounds / load.sequences
 
     def pays(self, num_emitting: int) -> bool:
         """Whether to ask in a round with this many emitting sequences. Counts the call as a round."""
@@ -149,6 +154,7 @@ class DraftWait:
         load = self.load(num_emitting)
         load.scale(_DECAY)
         load.rounds += 1.0
+        load.sequences += num_emitting
         load.tokens += tokens
         load.gained += gained
         wait_s, plain_s = max(0.0, outside_s - self.overhead_s), verify_s + min(outside_s, self.overhead_s)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import numpy as np
+
+from actors.draft_worth import no_worth
 from actors.messages import DraftBatch, DraftItem
 from cache_service import splitmix64
 from cluster.router.sequence import Sequence
@@ -93,15 +96,23 @@ class DraftWorkers:
             worker.finished.append(sequence.seq_id)
         held.leave_worker()
 
-    def batches(self, items: dict[str, list[DraftItem]], round_id: int, is_idle: bool) -> dict[str, DraftBatch]:
-        """A batch for each worker with items, dropped namespaces, or many finished sequences (when idle: any)."""
+    def batches(
+        self, items: dict[str, list[DraftItem]], worth: Mapping[str, np.ndarray], round_id: int, is_idle: bool
+    ) -> dict[str, DraftBatch]:
+        """A batch for each worker with items, dropped namespaces, or many finished sequences (when idle: any). worth:
+        of a forward, by worker."""
         batches: dict[str, DraftBatch] = {}
         for worker_id, worker in self._workers.items():
             wanted = items.get(worker_id)
             has_finished = len(worker.finished) >= _MAX_FINISHED or (is_idle and worker.finished)
             if wanted or has_finished or _has_drops(worker):
                 batches[worker_id] = DraftBatch(
-                    round_id, wanted or [], worker.finished, dropped=list(worker.dropped), drops_all=worker.drops_all
+                    round_id,
+                    wanted or [],
+                    worker.finished,
+                    dropped=list(worker.dropped),
+                    drops_all=worker.drops_all,
+                    worth=worth.get(worker_id, no_worth()),
                 )
                 worker.finished = []
                 worker.drops_sent = round_id

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from actors.draft_tree import DraftTree
 from actors.messages import VerifyResult
-from cluster.router.draft_depth import num_levels
+from cluster.router.draft_depth import DraftCosts, num_levels
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
 
@@ -19,9 +19,9 @@ class HeadDrafting:
     def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
 
-    def ask(self, round: Round, row_price: Callable[[Round], float]) -> None:
+    def ask(self, round: Round, costs_of: Callable[[Round, float], DraftCosts]) -> None:
         """Have the head draft the next round of sequences that emit, if that pays. It sees prompts in any case;
-        otherwise it could not start drafting later. row_price: the probability from which a node pays."""
+        otherwise it could not start drafting later. costs_of: as for `DraftPools.ask`."""
         asking = []
         for entry in round.entries:
             sequence = entry.sequence
@@ -36,9 +36,9 @@ class HeadDrafting:
         if asking and round.traffic.head_wait.pays(round.size.num_emitting):
             round.asked.head = True
             tokens_per_s = round.traffic.head_wait.tokens_per_s(round.size.num_emitting) or 0.0
-            round.asked.head_min_confidence = round.traffic.head_depth.min_confidence(
-                tokens_per_s, len(asking), row_price(round)
-            )
+            costs = costs_of(round, tokens_per_s)
+            round.asked.head_min_confidence = round.traffic.head_depth.min_confidence(costs.row_price)
+            round.asked.head_worth = round.traffic.head_depth.worth(costs)
             for entry, most in asking:
                 entry.head_nodes = most
 

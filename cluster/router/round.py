@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from actors.draft_tree import DraftTree
+from actors.draft_worth import no_worth
 from actors.errors import PacelineError
 from actors.messages import DraftBatch, TokenChunk
 from cluster.router.merged_trees import MergedTrees
@@ -86,6 +89,7 @@ class AskedDrafters:
     pools: dict[int, int] = field(default_factory=dict)  # pools that the round waits for: their workers when planned
     head: bool = False  # the head drafts; otherwise it only reads the rows
     head_min_confidence: float = 0.0  # of nodes that the head drafts behind
+    head_worth: np.ndarray = field(default_factory=no_worth)  # of a forward of the head
 
     @property
     def draft_model(self) -> bool:

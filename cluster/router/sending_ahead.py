@@ -129,7 +129,7 @@ class SendingAhead:
             ],
             self._requests.take_to_free(),
             self._drafting.num_successors_of(planned),
-            self._choice.price_of_a_node(planned),
+            self._choice.costs_of_drafts(planned).row_price,
             most_lost,
             self._promises.trust,
         )

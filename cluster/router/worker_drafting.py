@@ -13,7 +13,7 @@ from actors.messages import DraftBatch, DraftItem, DraftResult, SequenceDelta, V
 from cache_service.automata.shared_phrases import SharedPhrases
 from cluster.router.counters import RouterCounters
 from cluster.router.discarded import discarded_texts
-from cluster.router.draft_depth import num_levels, num_right
+from cluster.router.draft_depth import DraftCosts, num_right
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_workers import DraftWorkers
 from cluster.router.learning import first_rows_of
@@ -74,16 +74,14 @@ class WorkerDrafting:
         ]
 
     def ask(
-        self, round: Round, asking: Asking, tokens_per_s: float, row_price: float, items: dict[str, list[DraftItem]]
-    ) -> None:
-        """Ask the pool's workers, for whose answers the round waits: add to `items`, by worker.
-
-        tokens_per_s: emitted by rounds that ask, 0 if unknown; row_price: the probability from which a node pays.
-        """
-        depth, costs = round.traffic.depths[self._pool], (tokens_per_s, len(asking), row_price)
-        by_confidence = self._shape.gamma, depth.min_confidence(*costs)
+        self, round: Round, asking: Asking, costs: DraftCosts, items: dict[str, list[DraftItem]]
+    ) -> dict[str, np.ndarray]:
+        """Ask the pool's workers, for whose answers the round waits: add to `items`, by worker. Returns what a forward
+        is worth, by worker, as `DraftBatch.worth`."""
+        depth, gamma = round.traffic.depths[self._pool], self._shape.gamma
+        by_confidence = gamma, depth.min_confidence(costs.row_price)
         # Under rejection the time of a draft must not depend on its tokens: see `draft_depth`.
-        by_depth = depth.paying_levels(*costs, most=self._shape.gamma), 0.0
+        by_depth = depth.paying_levels(costs, len(asking), most=gamma), 0.0
         for entry, worker_id in asking:
             if entry.draft_workers and not entry.is_coupled:
                 continue  # under rejection, the draft is a chain of one draft model
@@ -95,10 +93,14 @@ class WorkerDrafting:
             items.setdefault(worker_id, []).append(item)
         round.asked.awaited += tuple(items)
         round.asked.pools[self._pool] = len(self.workers)
+        # Several workers draft at once: of the time that the round waits, each answers for its part.
+        return {worker_id: depth.worth(costs, len(own) / len(asking)) for worker_id, own in items.items()}
 
-    def batches(self, round: Round, items: dict[str, list[DraftItem]]) -> dict[str, DraftBatch]:
-        """The batches to send: `items`, and what workers are to be told."""
-        return self.workers.batches(items, round.round_id, is_idle=not round.entries)
+    def batches(
+        self, round: Round, items: dict[str, list[DraftItem]], worth: Mapping[str, np.ndarray]
+    ) -> dict[str, DraftBatch]:
+        """The batches to send: `items`, and what workers are to be told. worth: from `ask`."""
+        return self.workers.batches(items, worth, round.round_id, is_idle=not round.entries)
 
     def _item(
         self,
@@ -191,10 +193,8 @@ class WorkerDrafting:
     def _learn_time(self, round: Round, worker_id: str, result: DraftResult) -> None:
         if any(item.begin is not None for item in round.asked.batches[worker_id].items):
             return  # it computed prompts, too
-        drafted = [tree for entry in self._drafted_by(worker_id, round) for tree in self._drafts_of(entry)]
-        levels = max(map(num_levels, drafted), default=0)
         depth = round.traffic.depths[self._pool]
-        depth.observe_answer(result.elapsed_s, levels, is_parallel=result.is_parallel)
+        depth.observe_answer(result.elapsed_s, result.num_forwards, is_parallel=result.is_parallel)
 
     def _drafted_by(self, worker_id: str, round: Round) -> list[RoundEntry]:
         return [entry for entry in round.entries if entry.draft_workers.get(self._pool) == worker_id]

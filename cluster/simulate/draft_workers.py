@@ -84,7 +84,7 @@ class DraftPool:
                 levels = max(levels, len(tree.token_ids))
         cost_s = self._seconds(max(1, num_rows)) + max(0, levels - 1) * self._seconds(len(seq_ids)) if num_rows else 0.0
         self.busy_s += cost_s
-        result = DraftResult(batch.round_id, seq_ids, trees, stale_seq_ids=stale, elapsed_s=cost_s)
+        result = DraftResult(batch.round_id, seq_ids, trees, stale, cost_s, num_forwards=levels)
         return worker.server.take(cost_s, arrives), result
 
     def _caught_up(self, worker: DraftWorker, key: tuple[str, int], item: DraftItem) -> _Known | None:

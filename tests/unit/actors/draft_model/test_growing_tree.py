@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.growing_tree import ROOT, GrowingTree, most_computed
 from actors.draft_tree import DraftTree, depths_of
+from actors.draft_worth import no_worth
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, no_tokens
 from actors.sampling import noise
@@ -123,6 +124,26 @@ def test_trees_are_those_of_brute_force_also_after_a_sibling_was_accepted(models
             text += [*taken, 7 + round_id]
         check_integrity(engine)
     assert through_siblings
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 3.0, 30.0])
+def test_a_forward_for_several_sequences_is_made_where_their_nodes_together_pay(models, share):
+    def chains(number, worth):
+        items = []
+        for index, prompt in enumerate(PROMPTS[:2]):
+            begin = SequenceStart(SamplingParams(seed=1), len(prompt))
+            items.append(DraftItem(SequenceDelta(2 * number + index, 0, np.array(prompt, np.int32)), 6, begin))
+        return engine.draft(DraftBatch(number, items, worth=worth))
+
+    engine = DraftEngine(models["llama"], EngineOptions(64, 4))
+    full = chains(0, no_worth())
+    assert full.num_forwards == 6
+    cut = chains(1, np.array([0.0, 1.0, 0.0, share], np.float32))  # a node brings `share` times its confidence
+    paid = share * (full.trees[0].confidence + full.trees[1].confidence)
+    wanted = next((level for level in range(1, 6) if paid[level - 1] < 1.0), 6)
+    assert cut.num_forwards == wanted
+    for tree, whole in zip(cut.trees, full.trees, strict=True):
+        assert tree.token_ids.tolist() == whole.token_ids[:wanted].tolist()
 
 
 def test_the_kv_of_an_accepted_path_is_kept_and_of_others_dropped(models):

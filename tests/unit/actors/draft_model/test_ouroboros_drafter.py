@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_tree import DraftTree
+from actors.draft_worth import no_worth
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart
 from actors.options import LookaheadOptions
@@ -150,8 +151,9 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
     check_integrity(engine._ouroboros.pool)
 
 
+@pytest.mark.parametrize("by", ["confidence", "worth"])
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
-def test_no_forward_is_made_after_an_unlikely_chain_and_later_drafts_are_right(models, sampling):
+def test_no_forward_is_made_after_an_unlikely_chain_and_later_drafts_are_right(models, sampling, by):
     engine = engine_of(models)
     params = SamplingParams(seed=3, **sampling)
     drawing = Drawing(models["llama"], params, 9, torch.arange(VOCAB))
@@ -160,8 +162,12 @@ def test_no_forward_is_made_after_an_unlikely_chain_and_later_drafts_are_right(m
     forwards = []
     for round_id, least in enumerate((0.0, 1.0, 0.2, 1.0, 0.5, 0.0, 1.0, 0.0)):
         rows.clear()
-        fields = {"min_confidence": least}
-        (tree,) = engine.draft(DraftBatch(round_id, [item(1, text, known, params, 9, **fields)])).trees
+        fields = {"min_confidence": least} if by == "confidence" else {}
+        share = 0.0 if least == 1.0 else 1.0  # of a forward's price, that a sure node brings
+        worth = np.array([0.0, 1.0, 0.0, share], np.float32) if by == "worth" and least else no_worth()
+        result = engine.draft(DraftBatch(round_id, [item(1, text, known, params, 9, **fields)], worth=worth))
+        (tree,) = result.trees
+        assert result.num_forwards == len(rows)
         check_integrity(engine)
         wanted = drawing.continuation(text, GAMMA)
         chain = chain_of(tree)

@@ -291,6 +291,10 @@ def test_nodes_below_the_least_confidence_are_not_drafted_behind(tmp_path, name,
         wanted = reference.tree(text.tokens, 5, 4, 30, min_confidence)
         assert likely_paths(text.tree) == pytest.approx(wanted, rel=1e-2, abs=1e-6)
         assert len(levels) == max(map(len, wanted))  # no forward but for nodes that come out
+    levels.clear()
+    nothing = np.array([0.0, 1.0, 0.0, 0.9], np.float32)  # a sure node brings less than the price of a level
+    run(engine, [text], msgspec.structs.replace(text.item(draft=text.tree), head_worth=nothing))
+    assert len(levels) == 1
 
 
 def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, place):

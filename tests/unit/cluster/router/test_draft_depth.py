@@ -1,15 +1,19 @@
 """Drafts end where one more forward would not pay, whatever the draft model is worth and costs."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
-from cluster.router.draft_depth import DraftDepth, judge, num_levels
+from actors.draft_worth import pays
+from cluster.router.draft_depth import DraftCosts, DraftDepth, judge, num_levels
 from paceline_testing.drafting import paths_of
 
 FORWARD_S = 1.0  # of the target
+ROW_SHARE = 0.005  # of it that a row more takes
 MOST = 12
 
 
@@ -45,22 +49,26 @@ def test_nodes_are_judged_by_their_paths(tree, emitted):
 
 def test_what_costs_nothing_is_drafted_to_the_end_and_what_never_pays_is_not():
     depth = DraftDepth()
-    assert depth.min_confidence(100.0, 1, 0.0) == 0.0  # before the first answer nothing is known to cost time
+    assert pays(depth.worth(DraftCosts(5.0, 0.0, FORWARD_S)), [0.8])  # a first guess of what a forward takes
+    assert not pays(depth.worth(DraftCosts(9.0, 0.0, FORWARD_S)), [0.8])
     depth.observe_answer(0.01, 2)
     assert depth.level_s == pytest.approx(0.005)
     depth.observe_answer(1.0, 0)  # a prompt alone
     assert depth.level_s == pytest.approx(0.005)
-    assert depth.min_confidence(1e6, 1, 0.0) == 1.0
-    assert 0.0 < depth.min_confidence(50.0, 1, 0.0) < depth.min_confidence(100.0, 1, 0.0) < 1.0
-    assert depth.min_confidence(100.0, 8, 0.0) < depth.min_confidence(100.0, 1, 0.0)  # a forward serves all eight
-    assert depth.min_confidence(50.0, 1, 0.2) > depth.min_confidence(50.0, 1, 0.0)
+    assert not pays(depth.worth(DraftCosts(1e6, 0.0, FORWARD_S)), [1.0])
+    dear, cheap = depth.worth(DraftCosts(100.0, 0.0, FORWARD_S)), depth.worth(DraftCosts(50.0, 0.0, FORWARD_S))
+    assert pays(cheap, [0.5])
+    assert not pays(dear, [0.5])
+    assert pays(dear, [0.5, 0.5])  # a forward serves both
+    assert not pays(depth.worth(DraftCosts(50.0, 0.2, FORWARD_S)), [0.5])
+    assert depth.min_confidence(0.0) == 0.0
+    assert 0.0 < depth.min_confidence(0.1) < depth.min_confidence(0.3) < 1.0
 
 
 def test_a_parallel_model_is_asked_for_all_that_the_target_has_rows_for():
     depth = DraftDepth()
     depth.observe_answer(0.01, 4, is_parallel=True)
-    assert depth.min_confidence(1e6, 1, 0.0) == 0.0
-    assert 0.0 < depth.min_confidence(1e6, 1, 0.1) < depth.min_confidence(1e6, 1, 0.3)
+    assert pays(depth.worth(DraftCosts(1e6, 0.0, FORWARD_S)), [0.0])
 
 
 @pytest.mark.parametrize("parents", [[1, -1], [-2, 0], [0, -1]])
@@ -68,7 +76,7 @@ def test_a_parallel_model_is_asked_for_all_that_the_target_has_rows_for():
 def test_broken_trees_and_times_teach_nothing(parents, confidence):
     depth = DraftDepth()
     depth.observe_answer(0.01, 2)
-    before = depth.min_confidence(50.0, 1, 0.0)
+    before = depth.worth(DraftCosts(50.0, 0.0, FORWARD_S)).tolist()
     broken = DraftTree(np.array([1, 2], np.int32), np.array(parents, np.int32), np.array(confidence, np.float32))
     assert num_levels(broken) == 0
     for _ in range(20):
@@ -76,7 +84,7 @@ def test_broken_trees_and_times_teach_nothing(parents, confidence):
         depth.observe_tree(chain([float("nan")]), np.array([0], np.int32))
         for elapsed_s in (float("nan"), float("inf"), -1.0):
             depth.observe_answer(elapsed_s, 2)
-    assert depth.min_confidence(50.0, 1, 0.0) == before
+    assert depth.worth(DraftCosts(50.0, 0.0, FORWARD_S)).tolist() == before
 
 
 def test_confidence_that_promises_too_much_is_seen_through():
@@ -87,46 +95,92 @@ def test_confidence_that_promises_too_much_is_seen_through():
         boastful.observe_tree(tree, np.array([0 if number % 5 < 1 else 9], np.int32))
     for depth in (honest, boastful):
         depth.observe_answer(0.1, 1)
-    assert boastful.min_confidence(1.5, 1, 0.0) > 0.6 > honest.min_confidence(1.5, 1, 0.0)
+    assert pays(honest.worth(DraftCosts(1.5, 0.0, FORWARD_S)), [0.6])
+    assert not pays(boastful.worth(DraftCosts(1.5, 0.0, FORWARD_S)), [0.6])
 
 
 def test_levels_by_value_are_within_their_limits():
     depth = DraftDepth()
-    assert depth.paying_levels(100.0, 1, 0.0, most=8) == 8  # before the first answer nothing is known to cost time
+    assert (
+        depth.paying_levels(DraftCosts(100.0, 0.0, FORWARD_S), 1, most=8) == 1
+    )  # a first guess of what a forward takes
     depth.observe_answer(0.01, 2)
-    assert depth.paying_levels(1e6, 1, 0.0, most=8) == 1
-    assert 1 < depth.paying_levels(50.0, 1, 0.0, most=8) < depth.paying_levels(50.0, 2, 0.0, most=8) < 8
-    assert depth.paying_levels(50.0, 1, 0.2, most=8) < depth.paying_levels(50.0, 1, 0.0, most=8)
+    assert depth.paying_levels(DraftCosts(1e6, 0.0, FORWARD_S), 1, most=8) == 1
+    assert (
+        1
+        < depth.paying_levels(DraftCosts(50.0, 0.0, FORWARD_S), 1, most=8)
+        < depth.paying_levels(DraftCosts(50.0, 0.0, FORWARD_S), 2, most=8)
+        < 8
+    )
+    assert depth.paying_levels(DraftCosts(50.0, 0.2, FORWARD_S), 1, most=8) < depth.paying_levels(
+        DraftCosts(50.0, 0.0, FORWARD_S), 1, most=8
+    )
 
 
-def speed(share: float, cost_s: float, fixed: int | None, rounds: int = 600, is_rejection: bool = False) -> float:
-    """Tokens a second where each draft token is right with probability `share` after a right one. The draft model says
-    sharpened probabilities: it is right in what it is sure of, and its confidence varies from place to place."""
-    rng, depth = np.random.default_rng(1), DraftDepth()
-    tokens, seconds = 0.0, 0.0
-    for _ in range(rounds):
-        odds = rng.beta(8 * share, 8 * (1 - share), MOST)
-        path = np.cumprod(odds)
-        costs = tokens / max(seconds, 1e-9), 1, 0.005
-        least = 0.0 if fixed else depth.min_confidence(*costs)
-        most = fixed or next((d for d in range(1, MOST) if path[d - 1] < least), MOST)
-        if is_rejection:
-            most = depth.paying_levels(*costs, most=MOST)
-        right = rng.random(MOST) < odds
-        accepted = int(np.argmin(right[:most])) if not right[:most].all() else most
-        emitted = np.arange(accepted + 1, dtype=np.int32)
-        emitted[-1] = 99
-        spent = FORWARD_S * (1 + 0.005 * most) + cost_s * most
-        tokens, seconds = tokens + accepted + 1, seconds + spent
-        if fixed is None:
-            depth.observe_tree(chain(path[:most].tolist()), emitted)
-            depth.observe_answer(cost_s * most, most)
+def drafts(share: float, boldness: float, shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(path confidence, which tokens are right) of drafts [*shape, MOST]: a token is right after a right one with a
+    probability that varies from place to place, `share` on average. The draft model says its power 1 / boldness."""
+    rng = np.random.default_rng(seed)
+    odds = rng.beta(8 * share, 8 * (1 - share), (*shape, MOST))
+    return np.cumprod(odds ** (1 / boldness), axis=-1), rng.random(odds.shape) < odds
+
+
+def num_accepted(right: np.ndarray, depths: np.ndarray) -> np.ndarray:
+    """Accepted tokens of drafts [..., MOST] that end at these depths."""
+    return np.minimum(np.cumprod(right, axis=-1).sum(axis=-1), depths)
+
+
+def fixed_speed(right: np.ndarray, cost_s: float, depth: int) -> float:
+    """Tokens a second of rounds [rounds, sequences, MOST] with drafts of a fixed depth."""
+    rounds, sequences, _ = right.shape
+    tokens = num_accepted(right, np.full((rounds, sequences), depth)).sum() + rounds * sequences
+    return tokens / (rounds * (FORWARD_S * (1 + ROW_SHARE * depth * sequences) + cost_s * depth))
+
+
+def speed_by_value(confidence: np.ndarray, right: np.ndarray, cost_s: float, is_rejection: bool = False) -> float:
+    """The same by value, learnt from nothing."""
+    depth, tokens, seconds = DraftDepth(), 0.0, 0.0
+    for path, is_right in zip(confidence, right, strict=True):
+        sequences = len(path)
+        rate = tokens / max(seconds, 1e-9)
+        rate = max(rate, sequences / FORWARD_S)
+        costs = DraftCosts(rate, ROW_SHARE * FORWARD_S * rate, FORWARD_S)
+        levels = depth.paying_levels(costs, sequences, most=MOST)
+        depths = np.full(sequences, levels if is_rejection else 1)
+        least, worth = depth.min_confidence(costs.row_price), depth.worth(costs)
+        growing = np.full(sequences, not is_rejection)
+        for level in range(1, MOST):
+            growing &= path[:, level - 1] >= least
+            if not growing.any() or not pays(worth, path[growing, level - 1]):
+                break
+            depths[growing] += 1
+        accepted = num_accepted(is_right, depths)
+        num_forwards = int(depths.max())
+        tokens += accepted.sum() + sequences
+        seconds += FORWARD_S * (1 + ROW_SHARE * depths.sum()) + cost_s * num_forwards
+        for own, count, right_ones in zip(path, depths.tolist(), accepted.tolist(), strict=True):
+            emitted = np.arange(right_ones + 1, dtype=np.int32)
+            emitted[-1] = 99
+            depth.observe_tree(chain(own[:count].tolist()), emitted)
+        depth.observe_answer(cost_s * num_forwards, num_forwards)
     return tokens / seconds
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_depth_by_value_is_as_fast_as_the_best_fixed_depth(share, sequences):
+    for cost, boldness in itertools.product([0.02, 0.05, 0.1, 0.2], [0.2, 1.0, 3.0]):
+        ratios = []
+        for seed in (1, 2):
+            confidence, right = drafts(share, boldness, (120 if sequences == 1 else 60, sequences), seed)
+            best = max(fixed_speed(right, cost, fixed) for fixed in range(1, MOST + 1))
+            ratios.append(speed_by_value(confidence, right, cost) / best)
+        assert np.mean(ratios) > 0.97, (cost, boldness, ratios)
 
 
 @pytest.mark.parametrize("cost", [0.02, 0.2])
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
-def test_depth_by_value_is_as_fast_as_the_best_fixed_depth(share, cost):
-    best = max(speed(share, cost, fixed) for fixed in (1, 2, 3, 4, 6, 8, MOST))
-    assert speed(share, cost, None) > 0.97 * best
-    assert speed(share, cost, None, is_rejection=True) > 0.97 * best
+def test_levels_by_value_are_as_fast_as_the_best_fixed_depth(share, cost):
+    confidence, right = drafts(share, 1.0, (600, 1), seed=1)
+    best = max(fixed_speed(right, cost, fixed) for fixed in range(1, MOST + 1))
+    assert speed_by_value(confidence, right, cost, is_rejection=True) > 0.97 * best
