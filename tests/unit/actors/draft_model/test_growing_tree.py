@@ -135,7 +135,7 @@ def test_a_forward_for_several_sequences_is_made_where_their_nodes_together_pay(
             items.append(DraftItem(SequenceDelta(2 * number + index, 0, np.array(prompt, np.int32)), 6, begin))
         return engine.draft(DraftBatch(number, items, worth=worth))
 
-    engine = DraftEngine(models["llama"], EngineOptions(64, 4))
+    engine = DraftEngine(copy.deepcopy(models["llama"]), EngineOptions(64, 4))
     full = chains(0, no_worth())
     assert full.num_forwards == 6
     cut = chains(1, np.array([0.0, 1.0, 0.0, share], np.float32))  # a node brings `share` times its confidence

@@ -956,7 +956,8 @@ def test_under_rejection_the_tokens_of_a_draft_have_no_say_in_how_long_it_takes(
     def slow(name, batch):
         asked.extend(batch.items)
         seq_ids = [item.delta.seq_id for item in batch.items]
-        return DraftResult(batch.round_id, seq_ids, [chain_with_probs([5], [0.5])] * len(seq_ids), elapsed_s=0.004)
+        trees = [chain_with_probs([5], [0.5])] * len(seq_ids)
+        return DraftResult(batch.round_id, seq_ids, trees, elapsed_s=0.004, num_forwards=1)
 
     for number in range(8):
         one_round(core, target, now=0.01 * number, draft=slow)

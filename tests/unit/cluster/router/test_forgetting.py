@@ -137,24 +137,24 @@ def test_workers_hear_of_it_until_one_of_their_answers_has_come():
     assert not workers.has_notices, "what joins is told with its first batch"
     workers.drop_namespace("a")
     assert workers.has_notices
-    sent = workers.batches({}, 1, is_idle=False)
+    sent = workers.batches({}, {}, 1, is_idle=False)
     assert [(name, batch.dropped, batch.drops_all) for name, batch in sent.items()] == [
         ("w", ["a"], True), ("v", ["a"], True)
     ]  # fmt: skip
     assert not workers.has_notices, "those that do not answer are not asked again and again"
     workers.count_answer("w", 1)
     items = {"w": [item("a")], "v": [item("a")]}
-    sent = workers.batches(items, 2, is_idle=False)
+    sent = workers.batches(items, {}, 2, is_idle=False)
     assert (sent["w"].dropped, sent["w"].drops_all) == ([], False)
     assert (sent["v"].dropped, sent["v"].drops_all) == (["a"], True)
     workers.drop_namespace("b")
     workers.count_answer("v", 2)  # that was before
-    assert workers.batches(items, 3, is_idle=False)["v"].dropped == ["a", "b"]
+    assert workers.batches(items, {}, 3, is_idle=False)["v"].dropped == ["a", "b"]
     workers.count_answer("v", 3)
-    assert workers.batches(items, 4, is_idle=False)["v"].dropped == []
+    assert workers.batches(items, {}, 4, is_idle=False)["v"].dropped == []
     for number in range(100):
         workers.drop_namespace(str(number))
-    (batch, _) = workers.batches({}, 5, is_idle=False).values()
+    (batch, _) = workers.batches({}, {}, 5, is_idle=False).values()
     assert batch.drops_all
     assert len(batch.dropped) <= 64
 
@@ -162,11 +162,11 @@ def test_workers_hear_of_it_until_one_of_their_answers_has_come():
 def test_a_worker_that_comes_back_forgets_everything_because_it_may_have_missed_something():
     workers = DraftWorkers()
     workers.set_workers(["w"], [])
-    workers.batches({"w": [item("a")]}, 1, is_idle=False)
+    workers.batches({"w": [item("a")]}, {}, 1, is_idle=False)
     workers.count_answer("w", 1)
     workers.set_workers([], [])
     workers.set_workers(["w"], [])
-    assert workers.batches({"w": [item("a")]}, 2, is_idle=False)["w"].drops_all
+    assert workers.batches({"w": [item("a")]}, {}, 2, is_idle=False)["w"].drops_all
 
 
 def item(namespace, seq_id=1):
