@@ -31,16 +31,16 @@ class FrameStream(asyncio.Protocol):
     async def frame(self) -> bytes:
         """The next one. Raises ConnectionResetError when the connection is lost, or what `fail` was given."""
         await self._wait_for_frames()
-        return self._frames.popleft()
+        frame = self._frames.popleft()
+        self._let_go(_LENGTH_BYTES + len(frame))
+        return frame
 
     async def frames(self) -> list[bytes]:
         """All that have come, at least one. Raises what `frame` does."""
         await self._wait_for_frames()
         frames = list(self._frames)
         self._frames.clear()
-        self._held_bytes = 0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._let_go(self._held_bytes)
         return frames
 
     async def lost(self) -> None:
@@ -83,10 +83,10 @@ class FrameStream(asyncio.Protocol):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        rest, at = self._rest, 0
-        rest += data
         if self._error is not None:
             return
+        rest, at = self._rest, 0
+        rest += data
         while len(rest) >= (begin := at + _LENGTH_BYTES):
             end = begin + int.from_bytes(rest[at:begin])
             if end > len(rest):
@@ -109,6 +109,11 @@ class FrameStream(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._room.set()
+
+    def _let_go(self, num_bytes: int) -> None:
+        self._held_bytes -= num_bytes
+        if self._held_bytes <= _MAX_HELD_BYTES and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _end(self, error: BaseException) -> None:
         self._error = self._error or error

@@ -48,11 +48,21 @@ async def send_request(
     if found is None:
         answer = _through_serve(self, request_id, internal_request_id, handle, proxy_request, app_is_cross_language)
     else:
-        timeout_s = http_util.parse_request_timeout_header(dict(proxy_request.headers), self.request_timeout_s)
+        timeout_s = _time_limit_s(proxy_request.headers, self.request_timeout_s)
         answer = _answer(*found, proxy_request.scope, proxy_request.receive, request_id, timeout_s)
     async with contextlib.aclosing(answer) as messages:
         async for message in messages:
             yield message
+
+
+def _time_limit_s(headers: list[tuple[bytes, bytes]], default_s: float | None) -> float | None:
+    """As Serve reads it from the headers, which fails on what is no UTF-8; on other text that is no number, it does
+    not."""
+    try:
+        limit_s: float | None = http_util.parse_request_timeout_header(dict(headers), default_s)
+    except UnicodeDecodeError:
+        return default_s
+    return limit_s
 
 
 def _gateways_here(handle: Any, node_id: str) -> list[str]:

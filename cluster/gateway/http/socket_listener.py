@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from cluster.gateway.door.frame_stream import FrameStream
 logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 4096  # connections that are not accepted yet; the system has its own limit
+_ACCEPTED_WITHIN_S = 0.1  # a connection that is not when the socket closes would be lost
 
 
 class SocketListener:
@@ -37,8 +37,9 @@ class SocketListener:
     async def close(self) -> None:
         """Takes no more calls, and returns when those that are open have ended."""
         if self._server is not None:
-            self._server.close()
             self._path.unlink(missing_ok=True)
+            await asyncio.sleep(_ACCEPTED_WITHIN_S)
+            self._server.close()
         while self._calls:
             await asyncio.wait(self._calls)
 
@@ -51,14 +52,19 @@ class SocketListener:
 
     async def _answer(self, stream: FrameStream, exchange: _Exchange) -> None:
         try:
-            with suppress(ConnectionResetError):
-                await self._app(_scope_of(await stream.frame()), exchange.receive, exchange.send)
-                if exchange.is_answered:
-                    await stream.lost()  # the proxy has read it to its end
-        except Exception:
-            logger.exception("a call failed")
+            await self._call(stream, exchange)
+            if exchange.is_answered:
+                await stream.lost()  # the proxy has read it to its end
         finally:
             stream.close()
+
+    async def _call(self, stream: FrameStream, exchange: _Exchange) -> None:
+        try:
+            await self._app(_scope_of(await stream.frame()), exchange.receive, exchange.send)
+        except ConnectionResetError:
+            return  # nobody waits for it
+        except Exception:  # that comes after an answer, too: FastAPI answers it, and raises it then
+            logger.exception("a call failed")
 
 
 class _Exchange:

@@ -1,6 +1,7 @@
 """Calls from a proxy to a gateway of its node: both ends of the socket, with an application of the test's."""
 
 import asyncio
+import socket
 from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from ray.serve._private.proxy_request_response import ASGIProxyRequest, ResponseStatus
 
 from cluster.gateway.door import gateway_sockets, proxy_status
+from cluster.gateway.door.frame_stream import FrameStream
 from cluster.gateway.http.socket_listener import SocketListener
 
 MB = 1 << 20
@@ -44,8 +46,11 @@ class Client:
     def __init__(self, *parts):
         self._parts = list(parts or [b""])
         self.goes = asyncio.Event()
+        self.pause_s = 0.0
 
     async def receive(self):
+        if self.pause_s:
+            await asyncio.sleep(self.pause_s)
         if self._parts:
             body = self._parts.pop(0)
             return {"type": "http.request", "body": body, "more_body": bool(self._parts)}
@@ -87,6 +92,29 @@ async def test_calls_and_answers_pass_whole():
             start, body, status = await whole(asked(Client(*parts), headers=[(b"x", b"5")]))
             assert (start["status"], [tuple(one) for one in start["headers"]]) == (201, [(b"x-is", b"5")])
             assert (body, status) == (b"".join(parts), ResponseStatus(code="201", is_error=False))
+
+
+async def test_a_call_with_a_head_as_large_as_may_be_passes_and_ends():
+    async with gateway(echo) as listener:
+        client = Client(b"one", b"two")
+        client.pause_s = 0.05  # the head comes alone
+        start, body, _ = await whole(asked(client, headers=[(b"x", b"5"), (b"y", b"y" * 2 * MB)]))
+        assert (start["status"], body) == (201, b"onetwo")
+        await asyncio.sleep(0.05)
+        assert not listener._calls
+
+
+async def test_headers_of_one_name_and_bytes_of_any_kind_pass_in_their_order():
+    headers = [(b"x", b"\xff\xe9"), (b"y", b"1"), (b"x", b""), (b"y", b"2")]
+
+    async def mirror(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": scope["headers"]})
+        await send({"type": "http.response.body"})
+
+    async with gateway(mirror):
+        start, body, _ = await whole(asked(Client(), headers=headers))
+        assert (start["status"], body) == (204, b"")
+        assert [tuple(one) for one in start["headers"]] == headers
 
 
 class Endless:
@@ -152,6 +180,37 @@ async def test_a_lost_gateway_and_a_time_limit_are_told_as_serve_tells_them():
         assert (start["status"], status.code) == (408, 408)
 
 
+async def test_an_answer_to_a_body_that_nobody_has_read_arrives_though_the_application_fails_after_it():
+    async def fails(scope, receive, send):
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"internal"})
+        raise ValueError("broken")
+
+    async with gateway(fails):
+        start, body, _ = await whole(asked(Client(*[b"x" * 300_000] * 10)))
+        assert (start["status"], body) == (500, b"internal")
+
+
+async def test_an_answer_that_an_application_breaks_off_looks_broken():
+    async def breaks_off(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("broken")
+
+    async with gateway(breaks_off):
+        messages = [message async for message in asked(Client())]
+        assert [one["more_body"] for one in messages if isinstance(one, dict) and "body" in one] == [True]
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"nan", b"inf", b"1e400", b"-1", b"0", b"", b"soon"])
+async def test_no_time_limit_leaves_a_connection_behind(value):
+    async with gateway(echo) as listener:
+        start, *_ = await whole(asked(Client(), headers=[(b"x", b"5"), (b"x-request-timeout-seconds", value)]))
+        assert start["status"] == 201
+        await asyncio.sleep(0.05)
+        assert not listener._calls
+
+
 async def test_a_gateway_that_ends_takes_no_call_and_waits_for_those_it_has():
     goes_on = asyncio.Event()
 
@@ -169,6 +228,23 @@ async def test_a_gateway_that_ends_takes_no_call_and_waits_for_those_it_has():
         assert not ending.done()
         goes_on.set()
         assert (await whole(messages))[1] == b"end"
+        await asyncio.wait_for(ending, 5)
+
+
+async def test_a_call_that_has_connected_when_a_gateway_ends_is_answered(monkeypatch):
+    async with gateway(echo) as listener:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(gateway_sockets.socket_path("here")))
+        ending = asyncio.create_task(listener.close())  # before the loop has accepted it
+
+        async def connected(ids):
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            return "here", (await loop.create_unix_connection(FrameStream, sock=connection))[1]
+
+        monkeypatch.setattr(gateway_sockets, "_connect", connected)
+        start, body, _ = await whole(asked(Client(b"z"), headers=[(b"x", b"5")]))
+        assert (start["status"], body) == (201, b"z")
         await asyncio.wait_for(ending, 5)
 
 
