@@ -148,11 +148,14 @@ class Client:
         """Those of all events of a stream."""
         with self._http.stream("POST", path, json=body | {"stream": True}) as answer:
             assert answer.status_code == 200, f"{answer.status_code}: {answer.read().decode()}"
+            is_whole = False
             for line in answer.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
+                is_whole = is_whole or line == "data: [DONE]"
+                if line.startswith("data: ") and not is_whole:
                     event = json.loads(line.removeprefix("data: "))
                     assert "error" not in event, event
                     yield from event["choices"]
+            assert is_whole, "the stream ended without [DONE]"
 
     def _request(self, question: Question) -> inference_pb2.GenerateRequest:
         return inference_pb2.GenerateRequest(
