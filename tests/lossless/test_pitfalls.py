@@ -249,7 +249,7 @@ def test_scaled_positions_and_heads_wider_than_the_model_are_kept(target_dir, tm
     answers = same.generate(prompts, max_new_tokens=24, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [greedy_of(model, prompt, 24) for prompt in prompts]
     for answer in answers:  # what the draft model says is what it would say as a target
-        assert answer.accepted_tokens["draft_model"] >= 0.9 * answer.draft_tokens > 12
+        assert answer.accepted_tokens["draft_model"] >= 0.9 * answer.draft_tokens > 9
     reference = AutoModelForCausalLM.from_pretrained(target_dir).eval()
     other = LocalEngine(str(target_dir), draft_model=str(tmp_path), **options)
     answers = other.generate(prompts, max_new_tokens=12, ignore_eos=True)
