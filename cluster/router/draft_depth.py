@@ -238,10 +238,9 @@ def _exponent(tokens):  # type: ignore[no-untyped-def]
     for _ in range(16):
         middle = (low + high) / 2
         exponent = math.exp(middle)
+        # To begin with, half of the tokens of share 0.5 are right.
         expected = np.sum(tokens[_TRIALS] * KNOTS**exponent) + _PRIOR * 0.5**exponent
-        if (
-            expected > np.sum(tokens[_HITS]) + _PRIOR * 0.5
-        ):  # tokens of share 0.5, half of which are right, to begin with
+        if expected > np.sum(tokens[_HITS]) + _PRIOR * 0.5:
             low = middle
         else:
             high = middle

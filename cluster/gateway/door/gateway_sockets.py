@@ -118,6 +118,8 @@ async def _answer(
         status = status or failure
     finally:
         _open_calls[gateway] -= 1
+        if not _open_calls[gateway]:
+            del _open_calls[gateway]  # or those of gateways that are gone would stay
         forwarding.cancel()
         if timer is not None:
             timer.cancel()

@@ -271,4 +271,4 @@ async def test_calls_go_to_the_gateway_with_the_fewest():
         assert all(app.num_sent for app in apps.values())
         await first.aclose()
         await second.aclose()
-    assert not +gateway_sockets._open_calls
+    assert not gateway_sockets._open_calls
