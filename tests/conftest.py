@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # or the tests beside would starve a cluster of its time
-# Else a call of Ray's would start one, which dies with the thread that made the call, and takes the test process along.
+# As in a Ray of ours: handles of clusters that are gone go on asking, in threads of Serve's.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:

@@ -13,6 +13,9 @@ from actors.workers.kernel_cache import can_be_made
 
 _OWN_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Else a call of Ray's after its end would start another, which dies with the thread that made the call, and the
+    # process a minute later.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.gateway.door.proxy_errors.middlewares",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.05",  # after three that fail, a lost proxy is replaced
     "RAY_SERVE_PROXY_USE_GRPC": "1",  # a chunk costs gateway and proxy a third less than as a Ray object

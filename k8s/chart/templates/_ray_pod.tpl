@@ -158,6 +158,7 @@ spec:
 
 {{- define "paceline.ownEnvironment" -}}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+- {name: RAY_ENABLE_AUTO_CONNECT, value: "0"}
 - {name: RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, value: cluster.gateway.door.proxy_errors.middlewares}
 - {name: RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S, value: "0.05"}
 - {name: RAY_SERVE_PROXY_USE_GRPC, value: "1"}
