@@ -328,7 +328,9 @@ def router_application(settings: RouterSettings, *upstream: Any, replicas: int =
         name="Router",
         num_replicas=replicas,
         request_router_config=RequestRouterConfig(
-            request_router_class=SoonestFirst,
+            # By a path through this module. Of the module that it names, Serve pickles classes by value, and unpickling
+            # one in this process would replace the methods of the class itself by copies with globals of their own.
+            request_router_class=f"{__name__}.{SoonestFirst.__name__}",
             request_router_kwargs={"directory_name": settings.directory_name},
             request_routing_stats_period_s=_STATS_PERIOD_S,
         ),

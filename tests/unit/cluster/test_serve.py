@@ -22,6 +22,7 @@ from cluster.gateway.served_model import ServedModel
 from cluster.gateway_config import GatewayConfig
 from cluster.offline.corpus import build_corpus
 from cluster.router.deployment import RouterSettings, router_application
+from cluster.routing.policy import SoonestFirst
 from cluster.serve import plan_cluster, served_model, told_gpu_shares, with_gpu_shares
 from paceline_testing.mtp_checkpoints import mimo
 from paceline_testing.other_vocabularies import merging_tokenizer
@@ -109,13 +110,23 @@ def test_drafters_that_all_lack_their_draft_model_are_refused(model, drafters, o
         plan_of(model, {"drafters": drafters}, {"model": str(model), **options})
 
 
-def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond(model):
-    config = RouterConfig(max_running=2, max_waiting=3)
+def application_of_routers(model, config):
     info = read_model_info(ModelSource("tiny", "tiny", model))
     settings = RouterSettings(
         config, SpeculationConfig(), DraftConfig(), CacheConfig(), model=info, tokenizer_dir="t", directory_name="d"
     )
-    router = router_application(settings)
+    return router_application(settings)
+
+
+def test_handles_that_serve_makes_in_this_process_leave_the_policy_as_it_is(model):
+    methods = dict(vars(SoonestFirst))
+    config = application_of_routers(model, RouterConfig())._bound_deployment._deployment_config.request_router_config
+    assert config.get_request_router_class() is SoonestFirst
+    assert dict(vars(SoonestFirst)) == methods
+
+
+def test_what_waits_while_a_replica_is_away_is_bounded_and_refused_with_429_beyond(model):
+    router = application_of_routers(model, RouterConfig(max_running=2, max_waiting=3))
     gateway = gateway_application(router, "tokenizer", ServedModel("tiny", 64, 97, ()), GatewayConfig())
     assert 5 <= router._bound_deployment.max_queued_requests <= 64
     assert 64 <= gateway._bound_deployment.max_queued_requests <= 4096
