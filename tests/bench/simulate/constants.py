@@ -23,6 +23,8 @@ from cluster.simulate.options import CostOptions, ForwardOptions
 from tests.bench.simulate.real_cluster import GATEWAYS, RoundMeter, processor_s
 
 _DECODING = (1, 2, 4, 8, 16)
+_PROMPT = 8  # tokens of a prompt while decoding is measured
+_FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
 _PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
@@ -51,20 +53,26 @@ def measure(url: str, seed: int = 0) -> Measured:
     periods: dict[int, tuple[float, float]] = {}  # of rounds, by sequences: as clients see it, and the target's part
     router: dict[int, float] = {}
     for count in _DECODING:
-        short, _ = _metered(url, random, count, count, prompt=8, answer=_SHORT)
-        long, records = _metered(url, random, count, count, prompt=8, answer=_LONG)
-        rounds = long["rounds"] - short["rounds"]
-        decoding[count] = (long["target_s"] - short["target_s"]) / rounds
-        router[count] = (long["router_s"] - short["router_s"]) / rounds
-        gaps = [gap for record in records for gap in record.itls]
-        periods[count] = statistics.median(gaps), decoding[count] + router[count]
+        decoding[count], router[count], gap = _decode(url, random, count, _PROMPT)
+        periods[count] = gap, decoding[count] + router[count]
+    far, _, _ = _decode(url, random, _FAR, _FAR_PROMPT)
+    context_token_s = max(0.0, (far - decoding[_FAR]) / (_FAR * (_FAR_PROMPT - _PROMPT)))
     firsts: list[float] = []  # of answers of one token: what the client waits for beside the target
     for rows in _PROMPT_ROWS:
         read, records = _metered(url, random, _REPEATS, 1, prompt=rows, answer=1)
         prompts[rows] = read["target_s"] / _REPEATS  # in a round each; another, empty one frees the sequence
         firsts += [record.ttft - prompts[rows] for record in records]
     gateway = _gateway_times(url, random)
-    return Measured(_costs(periods, router, firsts, *gateway), _forward(decoding, prompts))
+    return Measured(_costs(periods, router, firsts, *gateway), _forward(decoding, prompts, context_token_s))
+
+
+def _decode(url: str, random: np.random.Generator, count: int, prompt: int) -> tuple[float, float, float]:
+    """Seconds of the target and of the router for a round of so many sequences, and the gap between chunks."""
+    short, _ = _metered(url, random, count, count, prompt=prompt, answer=_SHORT)
+    long, records = _metered(url, random, count, count, prompt=prompt, answer=_LONG)
+    rounds = long["rounds"] - short["rounds"]
+    target_s, router_s = ((long[name] - short[name]) / rounds for name in ("target_s", "router_s"))
+    return target_s, router_s, statistics.median(gap for record in records for gap in record.itls)
 
 
 def _gateway_times(url: str, random: np.random.Generator) -> tuple[float, float]:
@@ -72,13 +80,13 @@ def _gateway_times(url: str, random: np.random.Generator) -> tuple[float, float]
     spent = []
     for answer in (_SHORT, _LONG):
         before = processor_s(GATEWAYS)
-        _ask(url, random, _ASKED, _ASKED, prompt=8, answer=answer)
+        _ask(url, random, _ASKED, _ASKED, prompt=_PROMPT, answer=answer)
         spent.append((processor_s(GATEWAYS) - before) / _ASKED)
     chunk_s = max(0.0, (spent[1] - spent[0]) / (_LONG - _SHORT))
     return max(0.0, spent[0] - _SHORT * chunk_s), chunk_s
 
 
-def _forward(decoding: dict[int, float], prompts: dict[int, float]) -> ForwardOptions:
+def _forward(decoding: dict[int, float], prompts: dict[int, float], context_token_s: float) -> ForwardOptions:
     """Non-decreasing: a measurement below that of fewer rows is noise."""
     both = decoding.keys() & prompts.keys()
     scored_s = max(0.0, statistics.mean((decoding[count] - prompts[count]) / (count - 1) for count in both))
@@ -89,7 +97,9 @@ def _forward(decoding: dict[int, float], prompts: dict[int, float]) -> ForwardOp
         least = max(least, seconds[rows])
         points.append((rows, least))
     steps = sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
-    return ForwardOptions(row_times=tuple(points), row_steps=tuple(steps), scored_row_s=scored_s)
+    return ForwardOptions(
+        row_times=tuple(points), row_steps=tuple(steps), scored_row_s=scored_s, context_token_s=context_token_s
+    )
 
 
 def _costs(
