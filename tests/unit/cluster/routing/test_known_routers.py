@@ -135,10 +135,18 @@ def test_a_new_namespace_costs_the_rounds_that_the_shared_cache_saves():
 def test_the_queue_is_waited_for():
     """All four places are taken and two wait: three answers end before it gets a place, four at a time."""
     load = msgspec.structs.replace(IDLE, num_running=4, num_waiting=2)
-    answer_s = 50 * (0.01 + 3 * 0.001)
+    full_s, half_full_s = 50 * (0.01 + 3 * 0.001), 50 * (0.01 + 3 * 0.001 / 2)
     assert expected_s(load, Coming(), 10, answer_rounds=load.answer_rounds, knows_namespace=True) == pytest.approx(
-        answer_s * (1 + 3 / 4) + 0.01
+        3 / 4 * full_s + half_full_s + 2 * 10 * 0.001
     )
+
+
+def test_a_conversation_does_not_leave_its_prefix_for_a_little_less_company():
+    """Three others make 50 rounds 3 ms longer each, until they end: 75 ms. To compute 64 tokens again takes 64 ms, and
+    delays who comes next as well."""
+    routers = known(news("a", (2, 1), num_running=3), news("b"))
+    chosen = [routers.ranks(["a", "b"], one, 0.0)[0] for one in (prompt(1, 2), prompt(1), prompt(3))]
+    assert chosen == [["a"], ["a"], ["b"]]
 
 
 def test_of_many_routers_those_that_know_most_of_a_prompt_are_compared_with_some_others():
