@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-# Measured in docs/scale.md, "Routers by news".
-_OVERLAP = 0.5  # share of an answer's rounds beside those that run already: on average they are half through
-_COLD_WEIGHT = 2.0  # a prompt that is computed once more delays those who run there, and who come next, too
-
 
 class RouterLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Measured by the router; a request costs as many rounds as the last ones did."""
@@ -32,17 +28,16 @@ class Coming(msgspec.Struct, frozen=True):
 
 
 def expected_s(
-    load: RouterLoad, coming: Coming, num_tokens: int, *, answer_rounds: float, knows_namespace: bool
+    load: RouterLoad, coming: Coming, num_tokens: float, *, answer_rounds: float, knows_namespace: bool
 ) -> float:
     """Seconds until a request with so many uncached prompt tokens is answered: it waits for a place, for the prompts
-    before it and for its own, and makes rounds that are longer the more sequences run beside it. Its own prompt counts
-    more than its time.
+    before it and for its own, and makes rounds that are longer the more sequences run beside it.
 
     answer_rounds: the same for all routers that are compared. One whose few answers were long would else get no more,
     and so never learn that others are shorter."""
     ahead = load.num_running + load.num_waiting + coming.requests
-    slower_s = load.sequence_s * min(ahead, load.num_places - 1)
-    answer_s = answer_rounds * (load.round_s + _OVERLAP * slower_s)
-    queue_s = max(0.0, ahead + 1 - load.num_places) * answer_rounds * (load.round_s + slower_s) / load.num_places
-    prompt_s = (load.backlog_tokens + coming.tokens + _COLD_WEIGHT * num_tokens) * load.token_s
+    round_s = load.round_s + load.sequence_s * min(ahead, load.num_places - 1)
+    answer_s = answer_rounds * round_s
+    queue_s = max(0.0, ahead + 1 - load.num_places) * answer_s / load.num_places
+    prompt_s = (load.backlog_tokens + coming.tokens + num_tokens) * load.token_s
     return queue_s + prompt_s + answer_s * (1.0 if knows_namespace else 1.0 + load.cache_gain)

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt
+from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt, repeated_blocks
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
 from cluster.routing.router_news import RouterNews, packed
@@ -135,18 +137,26 @@ def test_a_new_namespace_costs_the_rounds_that_the_shared_cache_saves():
 def test_the_queue_is_waited_for():
     """All four places are taken and two wait: three answers end before it gets a place, four at a time."""
     load = msgspec.structs.replace(IDLE, num_running=4, num_waiting=2)
-    full_s, half_full_s = 50 * (0.01 + 3 * 0.001), 50 * (0.01 + 3 * 0.001 / 2)
+    answer_s = 50 * (0.01 + 3 * 0.001)
     assert expected_s(load, Coming(), 10, answer_rounds=load.answer_rounds, knows_namespace=True) == pytest.approx(
-        3 / 4 * full_s + half_full_s + 2 * 10 * 0.001
+        answer_s * (1 + 3 / 4) + 0.01
     )
 
 
-def test_a_conversation_does_not_leave_its_prefix_for_a_little_less_company():
-    """Three others make 50 rounds 3 ms longer each, until they end: 75 ms. To compute 64 tokens again takes 64 ms, and
-    delays who comes next as well."""
-    routers = known(news("a", (2, 1), num_running=3), news("b"))
-    chosen = [routers.ranks(["a", "b"], one, 0.0)[0] for one in (prompt(1, 2), prompt(1), prompt(3))]
-    assert chosen == [["a"], ["a"], ["b"]]
+@pytest.mark.parametrize(("holders", "chosen"), [("a", ["a"]), ("abc", ["d"])])
+def test_a_beginning_that_one_router_alone_has_is_left_less_readily(holders, chosen):
+    """Three others make an answer 150 ms longer, and 64 tokens take 64 ms: two thirds more where three routers have
+    them, three times as long where one does."""
+    routers = known(news("d"), *(news(name, (1,) * (name in holders), num_running=3) for name in "abc"))
+    assert routers.ranks([*"abcd"], prompt(1), 0.0)[0] == chosen
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.integers(0, 9)))
+def test_blocks_that_are_computed_again_count_by_how_many_have_them(num_leading):
+    for router_id, repeated in repeated_blocks(num_leading).items():
+        holders = [sum(other > block for other in num_leading.values()) for block in range(num_leading[router_id], 9)]
+        assert repeated == pytest.approx(sum(1 / count for count in holders if count))
+    assert repeated_blocks(num_leading).keys() == num_leading.keys()
 
 
 def test_of_many_routers_those_that_know_most_of_a_prompt_are_compared_with_some_others():
