@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from actors.messages import GenerationRequest
@@ -14,6 +14,7 @@ from cluster.routing.warm_blocks import WarmBlocks
 
 _STALE_S = 2.0  # without news: the router hangs, or cannot be heard
 _NOTHING = (0, Coming())  # sent
+_REPEATED_WEIGHT = 2.0  # of tokens that one router alone has, where another one would compute them again; measured
 MOST_COMPARED = 16  # of many routers: those drawn by chance, and those that know most of the prompt
 
 
@@ -44,6 +45,22 @@ class HeardRouter:
 
     def num_cold(self, prompt: RoutedPrompt) -> int:
         return prompt.num_tokens - BLOCK_TOKENS * self.warm.num_leading(prompt.blocks)
+
+
+def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
+    """How many of a prompt's blocks each router would compute again, each block divided by the number of routers that
+    have it: what one alone has is a conversation's own, and what many have is asked for everywhere.
+
+    num_leading: of the blocks, from the first on, that each router has.
+    """
+    repeated: dict[str, float] = {}
+    blocks, longer = 0.0, 0
+    for num_longer, router_id in enumerate(sorted(num_leading, key=num_leading.__getitem__, reverse=True)):
+        if num_longer:
+            blocks += (longer - num_leading[router_id]) / num_longer
+        longer = num_leading[router_id]
+        repeated[router_id] = blocks
+    return repeated
 
 
 class KnownRouters:
@@ -91,12 +108,7 @@ class KnownRouters:
                 closed.append(router_id)
             else:
                 heard.append((router_id, known, known.load))
-        answer_rounds = sum(load.answer_rounds for _, _, load in heard) / max(1, len(heard))
-        soonest = [
-            (self._expected_s(router_id, known, load, prompt, answer_rounds), router_id)
-            for router_id, known, load in heard
-        ]
-        ranks = [[router_id] for _, router_id in sorted(soonest, key=lambda one: one[0])]
+        ranks = [[router_id] for router_id in self._soonest_first(heard, prompt)]
         if silent:
             is_their_turn = self._rng.random() * (len(silent) + len(ranks)) < len(silent)
             if is_their_turn and ranks:
@@ -105,16 +117,24 @@ class KnownRouters:
                 ranks.append(silent)
         return [*ranks, closed] if closed else ranks
 
-    def _expected_s(
-        self, router_id: str, known: HeardRouter, load: RouterLoad, prompt: RoutedPrompt, answer_rounds: float
-    ) -> float:
-        return expected_s(
-            load,
-            self._coming(router_id, known),
-            known.num_cold(prompt),
-            answer_rounds=answer_rounds,
-            knows_namespace=prompt.namespace in known.warm,
-        )
+    def _soonest_first(self, heard: list[tuple[str, HeardRouter, RouterLoad]], prompt: RoutedPrompt) -> list[str]:
+        """Tokens that a router would compute again count more than their time: they delay others who run there, or come
+        next."""
+        answer_rounds = sum(load.answer_rounds for _, _, load in heard) / max(1, len(heard))
+        num_leading = {router_id: known.warm.num_leading(prompt.blocks) for router_id, known, _ in heard}
+        repeated = repeated_blocks(num_leading)
+
+        def seconds(one: tuple[str, HeardRouter, RouterLoad]) -> float:
+            router_id, known, load = one
+            return expected_s(
+                load,
+                self._coming(router_id, known),
+                prompt.num_tokens + BLOCK_TOKENS * (_REPEATED_WEIGHT * repeated[router_id] - num_leading[router_id]),
+                answer_rounds=answer_rounds,
+                knows_namespace=prompt.namespace in known.warm,
+            )
+
+        return [router_id for router_id, _, _ in sorted(heard, key=seconds)]
 
     def _compared(self, routers: Sequence[str], prompt: RoutedPrompt) -> Iterable[str]:
         drawn = self._rng.sample(routers, min(len(routers), MOST_COMPARED))

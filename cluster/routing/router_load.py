@@ -28,7 +28,7 @@ class Coming(msgspec.Struct, frozen=True):
 
 
 def expected_s(
-    load: RouterLoad, coming: Coming, num_tokens: int, *, answer_rounds: float, knows_namespace: bool
+    load: RouterLoad, coming: Coming, num_tokens: float, *, answer_rounds: float, knows_namespace: bool
 ) -> float:
     """Seconds until a request with so many uncached prompt tokens is answered: it waits for a place, for the prompts
     before it and for its own, and makes rounds that are longer the more sequences run beside it.

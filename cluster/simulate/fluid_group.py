@@ -294,7 +294,7 @@ class FluidGroup:
 
     def _finish(self, sequence: _Sequence, num_tokens: int) -> None:
         length = sequence.num_tokens + sequence.request.max_new_tokens
-        self._prefixes.add(sequence.keys[:1], length)
+        self._prefixes.add(sequence.keys, length)
         self._leave(sequence)
         self._send(sequence, num_tokens, is_last=True)
 

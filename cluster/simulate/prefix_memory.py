@@ -14,7 +14,8 @@ class PrefixMemory:
     def __init__(self, room: int) -> None:
         """room: tokens."""
         self._room = room
-        self._tokens: OrderedDict[Hashable, int] = OrderedDict()
+        self._tokens: OrderedDict[Hashable, int] = OrderedDict()  # length of each, least recently used first
+        self._own: dict[Hashable, int] = {}  # of these, tokens that no shorter prefix has
         self._total = 0
 
     def find(self, prefixes: Prefixes, most: int) -> int:
@@ -27,11 +28,14 @@ class PrefixMemory:
         return found
 
     def add(self, prefixes: Prefixes, length: int) -> None:
-        """length: of the first and longest one, which may have grown."""
-        for place, (key, count) in enumerate(prefixes):
-            now = count if place else length
-            self._total += now - self._tokens.get(key, 0)
-            self._tokens[key] = now
+        """Add a text with its prefixes, longest first. length: of the first one, which may have grown. What a prefix
+        shares with the next shorter one takes room once."""
+        lengths = [length, *(count for _, count in prefixes[1:]), 0]
+        for place, (key, _) in enumerate(prefixes):
+            own = lengths[place] - lengths[place + 1]
+            self._total += own - self._own.get(key, 0)
+            self._tokens[key], self._own[key] = lengths[place], own
             self._tokens.move_to_end(key)
         while self._total > self._room and self._tokens:
-            self._total -= self._tokens.popitem(last=False)[1]
+            key, _ = self._tokens.popitem(last=False)
+            self._total -= self._own.pop(key)

@@ -15,6 +15,7 @@ from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions, SimulationOptions
+from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.simulation import Simulation, measured_rates
 from cluster.simulate.texts import PhraseTexts
@@ -22,6 +23,7 @@ from cluster.simulate.texts import PhraseTexts
 KV_TOKENS = 262_144
 # A target on a GPU: 10 ms a round, 0.2 ms more for a sequence, 0.3 ms for a prompt token.
 FORWARD = ForwardOptions(row_times=((1, 0.010), (32, 0.016), (256, 0.084), (512, 0.160)))
+AT_ONCE = ForwardOptions(row_times=((1, 1e-5), (512, 2e-5)))
 TRACES: dict[str, dict[str, Any]] = {
     "conversations": {"turns": 5.0, "think_s": 20.0, "system_tokens": 512, "prompt_tokens": 220, "answer_tokens": 115},
     "system prompts": {
@@ -69,10 +71,16 @@ def options_of(trace: str, rate: float, seconds: float, *, news: str, forward: F
     )
 
 
-def rates_of(trace: str, forward: ForwardOptions) -> ServiceRates:
-    first = options_of(trace, 1.0, 40.0, news="none", forward=forward)
+def rates_of(trace: str) -> ServiceRates:
+    first = options_of(trace, 1.0, 40.0, news="none", forward=FORWARD)
     few_tenants = first.model_copy(update={"traffic": first.traffic.model_copy(update={"tenants": 8})})
-    return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=MeasuredTimes(forward), seconds=20.0)
+    return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=MeasuredTimes(FORWARD), seconds=20.0)
+
+
+def ideal_hit_rate(trace: str, rate: float, seconds: float) -> float:
+    told = options_of(trace, rate, seconds, news="none", forward=AT_ONCE)
+    rates = ServiceRates({1: RoundCounts(1, 1, 1, 1, 1e-5)}, MeasuredTimes(AT_ONCE), None)
+    return Simulation(config_of(1, 1 << 30, 256), told, rates=rates).run().figures["prefix_hit_rate"]
 
 
 def main() -> None:
@@ -81,17 +89,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--rate", type=float, default=0.45)
     arguments = parser.parse_args()
-    at_once = ForwardOptions(row_times=((1, 1e-5), (512, 2e-5)))
     for trace, times in RATES.items():
-        rates, fast_rates = rates_of(trace, FORWARD), rates_of(trace, at_once)
+        rates = rates_of(trace)
         for groups in arguments.groups:
             rate = arguments.rate * times * groups
             found = {}
             for name, news in (("fewest requests", "none"), ("by news", "each")):
                 told = options_of(trace, rate, arguments.seconds, news=news, forward=FORWARD)
                 found[name] = Simulation(config_of(groups), told, rates=rates).run().figures
-            told = options_of(trace, rate, arguments.seconds, news="none", forward=at_once)
-            ideal = Simulation(config_of(1, 1 << 30, 256), told, rates=fast_rates).run().figures["prefix_hit_rate"]
+            ideal = ideal_hit_rate(trace, rate, arguments.seconds)
             fewest, by_news = found.values()
             rows = [
                 (name, f"{fewest[name]:,.2f}", f"{by_news[name]:,.2f}", f"{by_news[name] / fewest[name]:.2f}")
