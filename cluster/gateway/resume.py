@@ -1,4 +1,5 @@
-"""Continues a stream on another router when its router is lost.
+"""Asks another router when the first one refuses a request for its objective, and continues a stream on another one
+when its router is lost.
 
 A token is a function of seed, position and logits, so a router that gets the prompt and the tokens delivered so far
 continues exactly where the lost one stopped.
@@ -16,8 +17,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from actors.errors import Overloaded, RouterLost, Unavailable
-from actors.messages import GenerationRequest, TokenChunk
+from actors.errors import ObjectiveUnreachable, Overloaded, RouterLost, Unavailable
+from actors.messages import GenerationRequest, Refusal, TokenChunk
 from cluster.gateway.router_client import RouterClient
 
 logger = logging.getLogger(__name__)
@@ -31,9 +32,12 @@ class UnbrokenStream:
     """One answer over one router after the other: what has been delivered, and what to do about an error. It has
     neither clock nor I/O."""
 
-    def __init__(self, request: GenerationRequest, now: float) -> None:
-        self.rest = request  # what to ask the next router for
+    def __init__(self, request: GenerationRequest, now: float, has_others: bool = False) -> None:
+        """has_others: there are several routers."""
         self._request = request
+        self._has_others = has_others
+        self._refusal: Refusal | None = None
+        self.rest = self._told_of_others(request)  # what to ask the next router for
         self._started = now
         self._delivered: list[int] = []
         self._index = 0
@@ -56,9 +60,12 @@ class UnbrokenStream:
     def pause_after(self, error: Unavailable | Overloaded) -> float:
         """Seconds until the next router is asked. Raises the error if the client is to have it."""
         if isinstance(error, Overloaded):
-            if not self._delivered:
+            if self._delivered:
+                return error.retry_after_s
+            if not self.rest.asks_another or not isinstance(error, ObjectiveUnreachable):
                 raise error
-            return error.retry_after_s
+            self._refusal = Refusal(error.router_id, error.retry_after_s)
+            return 0.0
         may_go_on = self._index > 0 or isinstance(error, RouterLost)
         if not may_go_on or self._attempts == len(_PAUSES_S):
             raise error
@@ -81,8 +88,12 @@ class UnbrokenStream:
         """Make `rest` what is left now. It has a new id, since the same router may still be busy with the broken
         stream."""
         self._tries += 1
-        rest = _rest_of(self._request, self._delivered, now - self._started)
+        rest = self._told_of_others(_rest_of(self._request, self._delivered, now - self._started))
         self.rest = msgspec.structs.replace(rest, request_id=f"{self._request.request_id}+{self._tries}")
+
+    def _told_of_others(self, request: GenerationRequest) -> GenerationRequest:
+        asks_another = self._has_others and self._refusal is None
+        return msgspec.structs.replace(request, asks_another=asks_another, refusal=self._refusal)
 
 
 async def generate_unbroken(
@@ -91,10 +102,11 @@ async def generate_unbroken(
     """Chunks of `request`, numbered from 0, each token once. Statistics cover the last router's part only.
 
     Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
-    start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it. The
-    caller enforces the deadline; each router is told the time left.
+    start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it; but
+    after the first `ObjectiveUnreachable` one other router is asked. The caller enforces the deadline; each router is
+    told the time left.
     """
-    stream = UnbrokenStream(request, time.monotonic())
+    stream = UnbrokenStream(request, time.monotonic(), router.num_routers > 1)
     while True:
         try:
             async with aclosing(router.generate(stream.rest)) as chunks:

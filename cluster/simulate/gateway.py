@@ -128,7 +128,7 @@ class ClientCall:
             self._refused(error)
             return
         self._places = places
-        self._stream = UnbrokenStream(self._request, self._events.now)
+        self._stream = UnbrokenStream(self._request, self._events.now, self._gateway.choice.has_others)
         self._route()
 
     def _route(self) -> None:
