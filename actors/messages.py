@@ -71,8 +71,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # id of the tenant; "": the server needs no keys
     tenant_weight: float = 1.0  # share of its tenant beside others' of the same class
     service_class: ServiceClass = "interactive"  # which objectives count for it
-    asks_another: bool = False  # where its objective cannot be met here, it goes to another router at once
-    refusal: Refusal | None = None  # of the router that was asked before this one
+    asks_another: bool = False  # where a router cannot meet its objective, another one is asked at once
+    refusal: Refusal | None = None  # of the router that was asked before
     namespace: str = ""  # learnt tokens are shared inside one namespace only
     prefix_namespace: str = ""  # prefix blocks are shared inside this one; "": inside `namespace`
     cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and whether its tokens are published

@@ -32,12 +32,9 @@ class UnbrokenStream:
     """One answer over one router after the other: what has been delivered, and what to do about an error. It has
     neither clock nor I/O."""
 
-    def __init__(self, request: GenerationRequest, now: float, has_others: bool = False) -> None:
-        """has_others: there are several routers."""
+    def __init__(self, request: GenerationRequest, now: float) -> None:
+        self.rest = request  # what to ask the next router for
         self._request = request
-        self._has_others = has_others
-        self._refusal: Refusal | None = None
-        self.rest = self._told_of_others(request)  # what to ask the next router for
         self._started = now
         self._delivered: list[int] = []
         self._index = 0
@@ -62,9 +59,11 @@ class UnbrokenStream:
         if isinstance(error, Overloaded):
             if self._delivered:
                 return error.retry_after_s
-            if not self.rest.asks_another or not isinstance(error, ObjectiveUnreachable):
+            if not isinstance(error, ObjectiveUnreachable) or not error.router_id:
                 raise error
-            self._refusal = Refusal(error.router_id, error.retry_after_s)
+            self._request = msgspec.structs.replace(
+                self._request, refusal=Refusal(error.router_id, error.retry_after_s)
+            )
             return 0.0
         may_go_on = self._index > 0 or isinstance(error, RouterLost)
         if not may_go_on or self._attempts == len(_PAUSES_S):
@@ -88,12 +87,8 @@ class UnbrokenStream:
         """Make `rest` what is left now. It has a new id, since the same router may still be busy with the broken
         stream."""
         self._tries += 1
-        rest = self._told_of_others(_rest_of(self._request, self._delivered, now - self._started))
+        rest = _rest_of(self._request, self._delivered, now - self._started)
         self.rest = msgspec.structs.replace(rest, request_id=f"{self._request.request_id}+{self._tries}")
-
-    def _told_of_others(self, request: GenerationRequest) -> GenerationRequest:
-        asks_another = self._has_others and self._refusal is None
-        return msgspec.structs.replace(request, asks_another=asks_another, refusal=self._refusal)
 
 
 async def generate_unbroken(
@@ -106,7 +101,7 @@ async def generate_unbroken(
     after the first `ObjectiveUnreachable` one other router is asked. The caller enforces the deadline; each router is
     told the time left.
     """
-    stream = UnbrokenStream(request, time.monotonic(), router.num_routers > 1)
+    stream = UnbrokenStream(request, time.monotonic())
     while True:
         try:
             async with aclosing(router.generate(stream.rest)) as chunks:

@@ -47,7 +47,7 @@ class RouterClient:
     ) -> None:
         """client_keys: of the cluster; None: all chunks come through Serve. num_routers: at most; of many, most are not
         asked for their status."""
-        self.num_routers = num_routers
+        self._num_routers = num_routers
         self._all_asked_at = -math.inf
         self._client_keys = client_keys
         self._receiver: ChunkReceiver | None = None
@@ -64,11 +64,15 @@ class RouterClient:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
 
-        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded.
+        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded. After an ObjectiveUnreachable with a
+        `router_id`, ask again with that refusal.
         """
         receiver = self._receiver
-        if receiver is not None:
-            request = msgspec.structs.replace(request, gateway=receiver.name)
+        request = msgspec.structs.replace(
+            request,
+            asks_another=self._num_routers > 1 and request.refusal is None,
+            gateway=b"" if receiver is None else receiver.name,
+        )
         response = self._generate.remote(request)
         finished = False
         try:
@@ -87,7 +91,7 @@ class RouterClient:
     async def status(self) -> RouterStatus:
         """Where there are many routers, all are asked once a minute and one in between. Raises Unavailable when no
         router answers."""
-        if self.num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
+        if self._num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
             try:
                 async with asyncio.timeout(self._status_timeout_s):
                     status: RouterStatus = await self._handle.options(method_name="status").remote()
@@ -125,8 +129,8 @@ class RouterClient:
     async def metrics_text(self) -> str:
         """The routers' metrics in Prometheus text format; of many, how many there may be. Raises Unavailable when no
         router answers."""
-        if self.num_routers > MOST_ON_PAGE:
-            return missing_text("routers", self.num_routers)
+        if self._num_routers > MOST_ON_PAGE:
+            return missing_text("routers", self._num_routers)
         pages, missing = await self._ask_all("own_metrics", lambda page: bool(page[1]))
         return merged("router", dict(pages)) + missing_text("routers", missing)
 

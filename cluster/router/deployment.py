@@ -155,7 +155,8 @@ class Router:
                 else:
                     yield chunk
         except ObjectiveUnreachable as error:
-            error.router_id = self._router_id
+            if request.asks_another:
+                error.router_id = self._router_id
             raise
         finally:
             await chunks.aclose()

@@ -90,7 +90,8 @@ class ExactGroup:
         try:
             self.core.add(request, self._events.now)
         except ObjectiveUnreachable as error:
-            error.router_id = self.name
+            if request.asks_another:
+                error.router_id = self.name
             raise
         self._streams[request.request_id] = _Stream(request, deliver)
         self._late_s += self._costs.router_request_s

@@ -29,8 +29,6 @@ class Waits:
 class Routers:
     """One is lost after its first token; until `there_at` all others stand by."""
 
-    num_routers = 2
-
     def __init__(self, clock: Waits, there_at: float) -> None:
         self._clock = clock
         self._there_at = there_at
@@ -65,13 +63,12 @@ async def test_a_stream_goes_on_soon_after_a_router_that_stood_by_has_the_group_
 class Refusing:
     """Routers that refuse one request after the other with these errors, and then answer."""
 
-    def __init__(self, *errors: Overloaded, num_routers: int = 2) -> None:
-        self.num_routers = num_routers
-        self.asked: list[tuple[bool, Refusal | None]] = []
+    def __init__(self, *errors: Overloaded) -> None:
+        self.asked: list[Refusal | None] = []
         self._errors = list(errors)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
-        self.asked.append((request.asks_another, request.refusal))
+        self.asked.append(request.refusal)
         if self._errors:
             raise self._errors.pop(0)
         yield TokenChunk(request_id=request.request_id, index=0, token_ids=(7, 7, 7), finish_reason="length")
@@ -91,18 +88,18 @@ async def answer_of(routers: Refusing) -> list[int]:
 async def test_where_one_router_cannot_meet_the_objective_one_other_is_asked_and_told_of_it() -> None:
     routers = Refusing(unreachable("a", 2.0))
     assert await answer_of(routers) == [7, 7, 7]
-    assert routers.asked == [(True, None), (False, Refusal("a", 2.0))]
+    assert routers.asked == [None, Refusal("a", 2.0)]
 
-    routers = Refusing(unreachable("a", 2.0), second := unreachable("b", 1.5))
+    routers = Refusing(unreachable("a", 2.0), second := unreachable("", 1.5))
     with pytest.raises(ObjectiveUnreachable) as raised:
         await answer_of(routers)
     assert raised.value is second
     assert len(routers.asked) == 2
 
 
-@pytest.mark.parametrize(("error", "num_routers"), [(unreachable("a", 2.0), 1), (Overloaded("full", 2.0), 2)])
-async def test_no_other_router_is_asked_where_there_is_none_or_the_queue_is_full(error, num_routers) -> None:
-    routers = Refusing(error, num_routers=num_routers)
+@pytest.mark.parametrize("error", [unreachable("", 2.0), Overloaded("full", 2.0)])
+async def test_no_other_router_is_asked_where_there_is_none_or_the_queue_is_full(error: Overloaded) -> None:
+    routers = Refusing(error)
     with pytest.raises(Overloaded) as raised:
         await answer_of(routers)
     assert raised.value is error
