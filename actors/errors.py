@@ -75,6 +75,8 @@ class Overloaded(PacelineError):
 class ObjectiveUnreachable(Overloaded):
     """The first token would come later than the objective of the request's class; sooner after `retry_after_s`."""
 
+    router_id = ""  # of the router that says so, where another one is to be asked; "": the client is refused
+
 
 class Unavailable(PacelineError):
     """The service cannot take requests at the moment (starting, draining, target group lost)."""

@@ -52,6 +52,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
         return self.temperature <= 1e-6
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """A router's, since it would miss the request's objective."""
+
+    router_id: str
+    retry_after_s: float
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as the gateway hands it to a router; validated at the gateway, trusted afterwards."""
 
@@ -64,6 +71,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""  # id of the tenant; "": the server needs no keys
     tenant_weight: float = 1.0  # share of its tenant beside others' of the same class
     service_class: ServiceClass = "interactive"  # which objectives count for it
+    asks_another: bool = False  # where a router cannot meet its objective, another one is asked at once
+    refusal: Refusal | None = None  # of the router that was asked before
     namespace: str = ""  # learnt tokens are shared inside one namespace only
     prefix_namespace: str = ""  # prefix blocks are shared inside this one; "": inside `namespace`
     cache: CacheUse = "read_write"  # whether it drafts from the shared cache, and whether its tokens are published

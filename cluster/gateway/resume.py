@@ -1,4 +1,5 @@
-"""Continues a stream on another router when its router is lost.
+"""Asks another router when the first one refuses a request for its objective, and continues a stream on another one
+when its router is lost.
 
 A token is a function of seed, position and logits, so a router that gets the prompt and the tokens delivered so far
 continues exactly where the lost one stopped.
@@ -16,8 +17,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from actors.errors import Overloaded, RouterLost, Unavailable
-from actors.messages import GenerationRequest, TokenChunk
+from actors.errors import ObjectiveUnreachable, Overloaded, RouterLost, Unavailable
+from actors.messages import GenerationRequest, Refusal, TokenChunk
 from cluster.gateway.router_client import RouterClient
 
 logger = logging.getLogger(__name__)
@@ -56,9 +57,14 @@ class UnbrokenStream:
     def pause_after(self, error: Unavailable | Overloaded) -> float:
         """Seconds until the next router is asked. Raises the error if the client is to have it."""
         if isinstance(error, Overloaded):
-            if not self._delivered:
+            if self._delivered:
+                return error.retry_after_s
+            if not isinstance(error, ObjectiveUnreachable) or not error.router_id:
                 raise error
-            return error.retry_after_s
+            self._request = msgspec.structs.replace(
+                self._request, refusal=Refusal(error.router_id, error.retry_after_s)
+            )
+            return 0.0
         may_go_on = self._index > 0 or isinstance(error, RouterLost)
         if not may_go_on or self._attempts == len(_PAUSES_S):
             raise error
@@ -91,8 +97,9 @@ async def generate_unbroken(
     """Chunks of `request`, numbered from 0, each token once. Statistics cover the last router's part only.
 
     Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
-    start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it. The
-    caller enforces the deadline; each router is told the time left.
+    start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it; but
+    after the first `ObjectiveUnreachable` one other router is asked. The caller enforces the deadline; each router is
+    told the time left.
     """
     stream = UnbrokenStream(request, time.monotonic())
     while True:

@@ -46,7 +46,7 @@ class RouterClient:
         num_routers: int = 1,
     ) -> None:
         """client_keys: of the cluster; None: all chunks come through Serve. num_routers: at most; of many, most are not
-        asked."""
+        asked for their status."""
         self._num_routers = num_routers
         self._all_asked_at = -math.inf
         self._client_keys = client_keys
@@ -64,11 +64,15 @@ class RouterClient:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
 
-        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded.
+        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded. After an ObjectiveUnreachable with a
+        `router_id`, ask again with that refusal.
         """
         receiver = self._receiver
-        if receiver is not None:
-            request = msgspec.structs.replace(request, gateway=receiver.name)
+        request = msgspec.structs.replace(
+            request,
+            asks_another=self._num_routers > 1 and request.refusal is None,
+            gateway=b"" if receiver is None else receiver.name,
+        )
         response = self._generate.remote(request)
         finished = False
         try:

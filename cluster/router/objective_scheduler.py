@@ -134,25 +134,32 @@ class ObjectiveScheduler(Scheduler):
             expected_s, alone_s = self._expected_first_token_s(sequence, now)
             # A prompt that takes longer by itself has nothing to gain by coming back.
             if expected_s > AIMED * ttft_s >= alone_s:
+                seconds = expected_s - AIMED * ttft_s
                 raise ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
-                    self._retry_after(kind, expected_s - AIMED * ttft_s, now),
+                    self._retry_after(sequence, seconds, now, comes_back=not sequence.request.asks_another),
                 )
         queued = self._num_queued_of(kind)
         if queued >= self._config.max_waiting:
             raise Overloaded(
                 f"{queued} {kind} requests wait; the limit is {self._config.max_waiting}",
-                self._retry_after(kind, max(1.0, queued / 2) / self._ends_per_s(kind), now),
+                self._retry_after(sequence, max(1.0, queued / 2) / self._ends_per_s(kind), now),
             )
 
-    def _retry_after(self, kind: ServiceClass, seconds: float, now: float) -> float:
+    def _retry_after(self, sequence: Sequence, seconds: float, now: float, comes_back: bool = True) -> float:
         """seconds: until there is room for one more. Those who were sent away before come back one after the other, as
-        places become free, and this one after them."""
+        places become free, and this one after them, or sooner if the router before this one has room sooner.
+
+        comes_back: False: another router is asked instead, which counts its return.
+        """
+        kind, refusal = sequence.request.service_class, sequence.request.refusal
         returns = self._returns[kind]
         del returns[: bisect_right(returns, now)]
         in_turn_s = seconds + len(returns) / self._ends_per_s(kind)
         retry_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
-        if len(returns) < _MOST_RETURNS:
+        if refusal is not None:
+            retry_s = min(retry_s, refusal.retry_after_s)
+        if comes_back and len(returns) < _MOST_RETURNS:
             insort(returns, now + retry_s)
         return retry_s
 

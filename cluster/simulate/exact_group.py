@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.errors import RouterLost
+from actors.errors import ObjectiveUnreachable, RouterLost
 from actors.messages import DraftResult, GenerationRequest, VerifyResult
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.router.core import RouterCore
@@ -87,7 +87,12 @@ class ExactGroup:
             raise RouterLost("the router is gone")
         if self._is_draining:
             raise RouterLost("the router is draining")
-        self.core.add(request, self._events.now)
+        try:
+            self.core.add(request, self._events.now)
+        except ObjectiveUnreachable as error:
+            if request.asks_another:
+                error.router_id = self.name
+            raise
         self._streams[request.request_id] = _Stream(request, deliver)
         self._late_s += self._costs.router_request_s
         self._wake()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from actors.errors import Overloaded, PacelineError, RouterLost, Unavailable
@@ -135,12 +136,14 @@ class ClientCall:
         if self._is_over:
             return
         assert self._stream is not None
-        group = self._group = self._gateway.choice.choose(self._stream.rest, self._events.now)
-        self._asked = self._stream.rest.request_id
+        rest, choice = self._stream.rest, self._gateway.choice
+        rest = msgspec.structs.replace(rest, asks_another=choice.has_others and rest.refusal is None)
+        group = self._group = choice.choose(rest, self._events.now)
+        self._asked = rest.request_id
         if group is None:
             self._lost(self._asked, Overloaded(_FULL, _RETRY_S))
         else:
-            self._events.after(self._gateway.costs.hop_s, self._accept, group, self._stream.rest)
+            self._events.after(self._gateway.costs.hop_s, self._accept, group, rest)
 
     def _accept(self, group: Group, rest: GenerationRequest) -> None:
         """The request has come to the router."""

@@ -59,6 +59,11 @@ class RouterChoice:
     def hear(self, news: bytes, now: float) -> None:
         self._known.hear(decode_news(news), now)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there are several routers."""
+        return len(self._readiness.groups) > 1
+
     def choose(self, request: GenerationRequest, now: float) -> Group | None:
         """None: there is no router with room."""
         self._lengths.forget_old(now)

@@ -103,9 +103,10 @@ class LeasedBucket:
         # A part of a level is seldom a whole number of requests. With a threshold that is drawn for each lease it is,
         # in the mean; a gateway that is alone waits for all of the amount.
         wanted -= (1.0 - self._draw) * (1.0 - part) * amount
-        if wanted <= self._told.level * part:
+        level = self._level(now)
+        if wanted <= level * part:
             return 0.0
-        return max(RENEW_S, (min(self.capacity, wanted / part) - self._told.level) / self.rate)
+        return max(RENEW_S, (min(self.capacity, wanted / part) - level) / self.rate)
 
     def take(self, amount: float, now: float) -> None:
         """Take the amount even if the level is lower."""
@@ -136,8 +137,12 @@ class LeasedBucket:
         spent = self._spent
         if not self.has_lease(now):  # what the cluster's bucket was too full to take in meanwhile is no debt
             spent = min(spent, max(0.0, self._share.capacity - self._share.level(now)))
-        known = min(self.capacity, self._told.level + (now - self._told_at) * self.rate)
-        return Report(self.rate, self.capacity, spent=spent, asked=self._asked, level=known)
+        return Report(self.rate, self.capacity, spent=spent, asked=self._asked, level=self._level(now))
+
+    def _level(self, now: float) -> float:
+        """Of the cluster's bucket, if nobody has taken anything since it was told. A gateway that is seldom asked has
+        reported long ago: by the level of that time it would refuse the first request after each pause."""
+        return min(self.capacity, self._told.level + (now - self._told_at) * self.rate)
 
     def renew(self, told: Told, now: float) -> None:
         """Take the answer to the last report."""

@@ -1,12 +1,12 @@
-"""Requests whose router is lost: when they are tried again."""
+"""Requests whose router is lost or refuses them: when they are tried again, and where."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 
 import pytest
 
-from actors.errors import RouterLost
-from actors.messages import GenerationRequest, TokenChunk
+from actors.errors import ObjectiveUnreachable, Overloaded, RouterLost
+from actors.messages import GenerationRequest, Refusal, TokenChunk
 from actors.workers.directory import TTL_S
 from cluster.gateway import resume
 from cluster.gateway.resume import generate_unbroken
@@ -58,3 +58,49 @@ async def test_a_stream_goes_on_soon_after_a_router_that_stood_by_has_the_group_
         tokens += chunk.token_ids
     assert tokens == [7, 7, 7]
     assert clock.now - begins_by < 2.0
+
+
+class Refusing:
+    """Routers that refuse one request after the other with these errors, and then answer."""
+
+    def __init__(self, *errors: Overloaded) -> None:
+        self.asked: list[Refusal | None] = []
+        self._errors = list(errors)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.asked.append(request.refusal)
+        if self._errors:
+            raise self._errors.pop(0)
+        yield TokenChunk(request_id=request.request_id, index=0, token_ids=(7, 7, 7), finish_reason="length")
+
+
+def unreachable(router_id: str, retry_after_s: float) -> ObjectiveUnreachable:
+    error = ObjectiveUnreachable("late", retry_after_s)
+    error.router_id = router_id
+    return error
+
+
+async def answer_of(routers: Refusing) -> list[int]:
+    router: RouterClient = routers  # type: ignore[assignment]
+    return [token async for chunk in generate_unbroken(router, REQUEST, lambda: None) for token in chunk.token_ids]
+
+
+async def test_where_one_router_cannot_meet_the_objective_one_other_is_asked_and_told_of_it() -> None:
+    routers = Refusing(unreachable("a", 2.0))
+    assert await answer_of(routers) == [7, 7, 7]
+    assert routers.asked == [None, Refusal("a", 2.0)]
+
+    routers = Refusing(unreachable("a", 2.0), second := unreachable("", 1.5))
+    with pytest.raises(ObjectiveUnreachable) as raised:
+        await answer_of(routers)
+    assert raised.value is second
+    assert len(routers.asked) == 2
+
+
+@pytest.mark.parametrize("error", [unreachable("", 2.0), Overloaded("full", 2.0)])
+async def test_no_other_router_is_asked_where_there_is_none_or_the_queue_is_full(error: Overloaded) -> None:
+    routers = Refusing(error)
+    with pytest.raises(Overloaded) as raised:
+        await answer_of(routers)
+    assert raised.value is error
+    assert len(routers.asked) == 1

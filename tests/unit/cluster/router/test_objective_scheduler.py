@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.errors import ObjectiveUnreachable, Overloaded
-from actors.messages import TokenChunk
+from actors.messages import Refusal, TokenChunk
 from cluster.config import Objective, ObjectivesConfig, RouterConfig
 from paceline_testing.rounds import serve, texts_of, toy_core, toy_info, toy_request, toy_round
 from paceline_testing.toy_target import ToyTarget
@@ -161,6 +161,40 @@ def test_those_who_are_refused_come_back_one_after_the_other():
             told.append(error.retry_after_s)
     assert told == sorted(told)
     assert told[-1] - told[0] == pytest.approx(len(told) / 2, rel=0.4)  # two a second
+
+
+def test_who_goes_to_another_router_is_expected_back_there_and_by_no_more_than_one():
+    cores = [make_core(ttft_s=1.0, max_running=2, seconds=lambda rows: 0.1) for _ in range(2)]
+    clocks = [Clock(*one) for one in cores]
+    for clock in clocks:
+        for number in range(6):
+            clock.core.add(request(f"warm {number}", tokens=10), clock.now)
+            clock.run(10)
+
+    def told(clock, name, **fields):
+        try:
+            clock.core.add(request(name, tokens=10, **fields), clock.now)
+        except ObjectiveUnreachable as error:
+            return error.retry_after_s
+        return None
+
+    one, other = clocks
+    for number in range(20):  # one is full, and nobody is expected back there
+        told(one, f"r{number}", asks_another=True)
+    first = told(one, "x", asks_another=True)
+    assert first == told(one, "y", asks_another=True)
+    assert one.core.counters.refused == one.core.counters.unreachable[INTERACTIVE] == 0
+    # The other has room: whoever the first one has refused is taken in.
+    assert told(other, "x", refusal=Refusal("one", first)) is None
+    # Both are full: they come back when the sooner of the two has room, and count once.
+    times = [told(other, f"z{number}", refusal=Refusal("one", first)) for number in range(20)]
+    refused = [time for time in times if time is not None]
+    assert len(refused) > 10
+    assert max(refused) == first
+    assert other.core.counters.refused == len(refused)
+    alone = told(other, "w")
+    assert alone > first + 0.4 * len(refused)  # two answers a second: after all of them
+    assert told(one, "w", asks_another=True) == first
 
 
 def test_batch_requests_do_not_fill_the_queue_of_interactive_ones():

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.messages import Refusal
 from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt, repeated_blocks
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
+from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
 from cluster.routing.router_news import RouterNews, packed
+from paceline_testing.rounds import toy_request
 from paceline_testing.router_loads import IDLE
 
 NAMESPACE = 7
@@ -175,3 +178,13 @@ def test_of_many_routers_those_that_know_most_of_a_prompt_are_compared_with_some
     assert max(count for name, count in seen.items() if name != "r7") < 40
     for nobody_knows in ((9, 8), ()):
         assert sum(map(len, routers.ranks(names, prompt(*nobody_knows), 0.0))) == 16
+
+
+def test_a_router_that_has_refused_a_request_gets_it_only_where_no_other_is_ready():
+    routers = known(news("a"), news("b", num_running=4, num_waiting=9))
+    request = toy_request()
+    refused = msgspec.structs.replace(request, refusal=Refusal("a", 1.0))
+    assert soonest_first(routers, {"a": 1, "b": 2}, request, 0.0) == [[1], [2]]
+    assert soonest_first(routers, {"a": 1, "b": 2}, refused, 0.0) == [[2], [1]]
+    assert soonest_first(routers, {"a": 1}, refused, 0.0) == [[1]]
+    assert soonest_first(routers, {"b": 2}, refused, 0.0) == [[2]]

@@ -1,0 +1,140 @@
+"""Objectives over two real routers: what one cannot answer in time, the other is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import msgspec
+import pytest
+from ray import serve
+
+from actors.errors import ObjectiveUnreachable
+from actors.messages import GenerationRequest, Refusal
+from cluster.config import ClusterConfig
+from cluster.gateway.resume import generate_unbroken
+from cluster.gateway.router_client import RouterClient, ask_all
+from cluster.serve import APPLICATION
+from paceline_testing.deployed import deployed
+from paceline_testing.rounds import toy_request
+from paceline_testing.scraped import value_of
+from paceline_testing.tiny_models import save_tiny_model
+
+LONG = 4000  # tokens, which outlast the test
+WARM = 100  # tokens of first answers
+START_WITHIN_S = 120.0
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def routers(ray_here, ports, tmp_path_factory):
+    model = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, hidden_size=96, max_positions=4096)
+    target = {"model": str(model), "device": "cpu", "kv_cache_tokens": 16_384, "groups": 2}
+    config = ClusterConfig.model_validate(
+        {
+            "target": target,
+            "draft": {"model": "none"},
+            "speculation": {"drafters": ["none"]},
+            "router": {"max_running": 1, "objectives": {"interactive": {"ttft_s": 1.0}}},
+            "gateway": ports,
+            "cache": {"url": "none"},
+        }
+    )
+    with deployed(config):
+        yield serve.get_deployment_handle("Router", APPLICATION)
+
+
+class FirstAsks(RouterClient):
+    """Its first request goes to a router that it did not choose."""
+
+    def __init__(self, handle, others: Refusal) -> None:
+        super().__init__(handle, num_routers=2)
+        self._others = others
+        self._routers, self._generate = self._generate, self
+        self.asked = []
+
+    def remote(self, request: GenerationRequest):
+        self.asked.append(request)
+        if len(self.asked) == 1:
+            request = msgspec.structs.replace(request, refusal=self._others)
+        return self._routers.remote(request)
+
+
+def question(tokens, **fields):
+    return toy_request(f"r{next(_numbers)}", max_new_tokens=tokens, **fields)
+
+
+async def pages_of(handle):
+    """Metrics by router."""
+    while True:
+        pages, missing = await ask_all(handle, "own_metrics", 20.0, lambda page: False)
+        if len(pages) == 2 and not missing:
+            return dict(pages)
+
+
+async def reach(handle, router_id, others: Refusal):
+    """Until requests come to this router: a gateway hears that one is ready some seconds after it is."""
+    client = RouterClient(handle, num_routers=2)
+    while True:
+        _ = [chunk async for chunk in client.generate(question(WARM, refusal=others))]
+        if value_of((await pages_of(handle))[router_id], "paceline_emitted_tokens_total") >= WARM:
+            return
+
+
+async def fill(handle, router_id, others: Refusal, streams):
+    """Send one router long requests until it refuses one; returns the refusal."""
+    client = RouterClient(handle, num_routers=2)
+    while True:
+        before = value_of((await pages_of(handle))[router_id], "paceline_sequences_waiting")
+        chunks = client.generate(question(LONG, refusal=others))
+        first = asyncio.create_task(anext(chunks))
+        streams.append((first, chunks))
+        while not first.done():
+            await asyncio.sleep(0.1)
+            if value_of((await pages_of(handle))[router_id], "paceline_sequences_waiting") > before:
+                break
+        if first.done() and (error := first.exception()) is not None:
+            assert isinstance(error, ObjectiveUnreachable)
+            return error
+
+
+async def test_a_request_that_one_router_refuses_is_answered_by_another_or_refused_once(routers):
+    async with asyncio.timeout(START_WITHIN_S):
+        while True:
+            statuses, _ = await ask_all(routers, "status", 10.0)
+            if len(statuses) == 2 and all(status.ready for status in statuses):
+                break
+            await asyncio.sleep(0.5)
+    busy, free = (Refusal(status.told_by[0], 1000.0) for status in statuses)
+
+    async def refusals():
+        pages = await pages_of(routers)
+        return {one: value_of(page, "paceline_objective_refusals_total") for one, page in pages.items()}
+
+    await reach(routers, busy.router_id, others=free)
+    await reach(routers, free.router_id, others=busy)
+    streams = []
+    try:
+        error = await fill(routers, busy.router_id, free, streams)
+        assert not error.router_id
+        assert await refusals() == {busy.router_id: 1, free.router_id: 0}
+
+        client = FirstAsks(routers, free)
+        answer = [chunk async for chunk in generate_unbroken(client, question(8), lambda: None)]
+        assert sum(len(chunk.token_ids) for chunk in answer) == 8
+        assert [one.asks_another for one in client.asked] == [True, False]
+        assert await refusals() == {busy.router_id: 1, free.router_id: 0}  # no client was refused
+
+        await fill(routers, free.router_id, busy, streams)
+        client = FirstAsks(routers, free)
+        with pytest.raises(ObjectiveUnreachable) as raised:
+            _ = [chunk async for chunk in generate_unbroken(client, question(8), lambda: None)]
+        assert [one.asks_another for one in client.asked] == [True, False]
+        assert raised.value.retry_after_s <= client.asked[1].refusal.retry_after_s
+        assert await refusals() == {busy.router_id: 1, free.router_id: 2}
+    finally:
+        for first, chunks in streams:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await chunks.aclose()
