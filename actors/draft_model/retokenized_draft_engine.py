@@ -21,6 +21,7 @@ import torch
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_sequence import RetokenizedSequence
 from actors.draft_tree import DraftTree, TopProbs
+from actors.draft_worth import no_worth, scaled
 from actors.engine.sequence_table import distinct
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.token_text import TokenText
@@ -111,6 +112,7 @@ class RetokenizedDraftEngine:
                 finished=[*batch.finished, *stale, *unfit],
                 dropped=batch.dropped,
                 drops_all=batch.drops_all,
+                worth=self._inner_worth(asked, batch.worth),
             )
         )
         for seq_id in unfit:
@@ -118,6 +120,16 @@ class RetokenizedDraftEngine:
         for seq_id in result.seq_ids:
             self._sequences[seq_id].num_sent = len(self._sequences[seq_id].draft_ids)
         return result
+
+    def _inner_worth(self, asked: Sequences[DraftItem], worth: np.ndarray) -> np.ndarray:
+        """`DraftBatch.worth` of the inner engine: a draft token brings part of a token of the target, in proportion to
+        the tokens of the texts so far. Under rejection every forward pays, because the inner engine would end a draft
+        by its tokens, on which its time must not depend."""
+        sequences = [self._sequences[item.delta.seq_id] for item in asked if item.max_nodes]
+        if not sequences or any(sequence.begin.sampling.acceptance == "rejection" for sequence in sequences):
+            return no_worth()
+        num_draft_tokens = sum(len(sequence.draft_ids) for sequence in sequences)
+        return scaled(worth, sum(sequence.num_tokens for sequence in sequences) / num_draft_tokens)
 
     def _inner_item(self, item: DraftItem) -> DraftItem | None:
         """The item for the inner engine, or None if the draft model has no token of the text."""
@@ -135,7 +147,8 @@ class RetokenizedDraftEngine:
         begin = None
         if sequence.num_sent == 0:
             begin = SequenceStart(_GREEDY, len(token_ids), sequence.begin.namespace)
-        return DraftItem(SequenceDelta(item.delta.seq_id, sequence.num_sent, token_ids), depth, begin, depth)
+        delta = SequenceDelta(item.delta.seq_id, sequence.num_sent, token_ids)
+        return DraftItem(delta, depth, begin, depth, min_confidence=item.min_confidence)
 
     def _realign(self, item: DraftItem, guess: DraftTree | None) -> DraftTree:
         if guess is None or not len(guess.token_ids):

@@ -10,8 +10,9 @@ import numpy as np
 
 from cache_service.store.fair_share import first_to_give_way
 
-# Finer near the ends: a node of 0.02 may still pay on an idle target, and 0.9 differs from 0.97 after ten of them.
-KNOTS = np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0])
+# Finer near the ends: where a draft model is modest, nodes of long paths may be right at a confidence of 0.001, and 0.9
+# differs from 0.97 after ten of them.
+KNOTS = np.array([0.0, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, *np.arange(1, 10) / 10, 0.97, 1.0])
 
 _PRIOR_STRENGTH = 6.0  # observations a knot's prior is worth
 _MAX_WEIGHT = 96.0  # observations a knot remembers
@@ -57,10 +58,12 @@ class Calibration:
     """confidence -> probability that the node is accepted, in `num_curves` curves, one for each kind of node.
 
     Every verified node is one observation, shared between the two knots around its confidence. A knot's level is
-    (hits + prior) / (trials + prior strength), where the prior is the confidence itself times the curve's overall
-    ratio of accepted to promised nodes, so that few samples move the whole curve and many shape it. Levels are then
-    made non-decreasing by isotonic regression. All weights decay with the rounds: what is known of a source that the
-    planner has stopped choosing fades back to its own word, and it gets another, cheap, try.
+    (hits + prior) / (trials + prior strength), so that few samples move the whole curve and many shape it. The prior of
+    a source that promises too much is the confidence times the ratio of accepted to promised nodes. One that promises
+    too little is wrong by more at each depth, since confidences are products: its prior is the power of the confidence
+    that promises as many nodes as were accepted. Levels are then made non-decreasing by isotonic regression. All
+    weights decay with the rounds: what is known of a source that the planner has stopped choosing fades back to its own
+    word, and it gets another, cheap, try.
 
     The curves are there once for each of several groups, group g's from g * num_curves on. Groups know nothing of each
     other, and a round counts for those only that were in it.
@@ -158,15 +161,33 @@ def _fit(curves, decay):  # type: ignore[no-untyped-def]
             knots[index].hits *= scale
             accepted += knots[index].hits
             promised += knots[index].trials * KNOTS[index]
-        ratio = min(max((accepted + 2.0) / (promised + 2.0), 0.02), 4.0)
+        ratio = min(max((accepted + 2.0) / (promised + 2.0), 0.02), 1.0)
+        exponent = _exponent(knots) if accepted > promised else 1.0
         for index in range(len(KNOTS)):
-            prior = min(ratio * KNOTS[index], 1.0)
+            prior = ratio * KNOTS[index] ** exponent
             weights[index] = knots[index].trials + _PRIOR_STRENGTH
             levels[index] = (knots[index].hits + _PRIOR_STRENGTH * prior) / weights[index]
         fitted = isotonic(levels, weights)
         for index in range(len(KNOTS)):
             knots[index].level = min(fitted[index], 1.0)
     return _weight(curves)
+
+
+@numba.njit(cache=True)
+def _exponent(knots):  # type: ignore[no-untyped-def]
+    """The power of the confidence, at most 1, that promises as many nodes (KNOT [knots]) as were accepted."""
+    low, high = 0.0, 1.0
+    for _ in range(8):
+        middle = (low + high) / 2
+        # To begin with, two nodes of confidence 0.5 are accepted as often as they promise.
+        surplus = 2.0 * (0.5**middle - 0.5)
+        for index in range(len(KNOTS)):
+            surplus += knots[index].trials * KNOTS[index] ** middle - knots[index].hits
+        if surplus > 0.0:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 @numba.njit(cache=True)

@@ -28,15 +28,13 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.draft_worth import no_worth
-from cluster.router.calibration import isotonic
+from cluster.router.calibration import KNOTS, isotonic
 
 _WEIGHT = 0.1  # of a new measurement of the draft model's time
 _DECAY = 0.98  # of counts, with each tree
 _PRIOR = 4.0  # nodes that a first guess counts as: of `a`, of k, and of each knot's acceptance
 _FIRST_SHARE = 0.7
 _FIRST_LEVEL = 0.1  # time of a draft forward, as a share of the target's, before one was measured
-# Fine at the low end: where the draft model is modest, tokens of long paths may be right at a confidence of 0.001.
-KNOTS = np.array([0.0, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, *np.arange(1, 10) / 10, 0.97, 1.0])
 _TRIALS, _HITS = 0, 1  # rows of counts: judged nodes with about a knot's confidence, and right ones among them
 _NOTHING = np.empty(0, np.int32)
 

@@ -300,14 +300,13 @@ def main() -> None:
     parser.add_argument("--branch", type=int, default=1, help="guesses for each token")
     parser.add_argument("--batch", type=int, default=1, help="sequences of a round")
     parser.add_argument("--recording", type=Path, help="a file that keeps answers and drafts")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8, 10, MOST_DEPTH], help="to sweep")
     parser.add_argument("--costs", type=float, nargs="+", default=[2, 5, 10, 20], help="percent of a target's forward")
     arguments = parser.parse_args()
     for name, (answers, drafts) in recorded(arguments).items():
         for cost in arguments.costs:
             setting = "smollm2", answers, drafts, cost / 100, arguments.batch
-            sweep = {
-                depth: speed(*setting, depth, arguments.drafter)[0] for depth in (1, 2, 3, 4, 5, 6, 8, 10, MOST_DEPTH)
-            }
+            sweep = {depth: speed(*setting, depth, arguments.drafter)[0] for depth in arguments.depths}
             best = max(sweep, key=lambda depth: sweep[depth])
             own, per_round = speed(*setting, None, arguments.drafter)
             print(

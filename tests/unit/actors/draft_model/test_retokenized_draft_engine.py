@@ -1,5 +1,6 @@
 """The engine around a draft model of another vocabulary: the rules of every draft engine, and its own limits."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from actors.build import build_draft_engine
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.draft_worth import no_worth
 from actors.engine.options import EngineOptions
 from actors.messages import DraftBatch, DraftItem, DraftResult, SamplingParams, SequenceDelta, SequenceStart
 from actors.models.source import ModelSource
@@ -167,6 +169,47 @@ def test_under_rejection_each_token_has_all_the_mass_of_its_distribution():
     assert tree.probs.token_ids.tolist() == tree.token_ids.tolist()
     assert tree.probs.probs.tolist() == [1.0] * len(tree.token_ids)
     assert ask(engine(), item(1, "the cat and")).trees[0].probs is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0, 8.0, 30.0])
+def test_a_forward_is_made_where_the_target_tokens_that_it_brings_pay(share):
+    texts, num_levels = ["sat on the mat, and", "er cat went "], 8
+
+    def drafts(worth, **options):
+        items = [item(index, text, nodes=40, depth=16, **options) for index, text in enumerate(texts)]
+        return engine().draft(DraftBatch(1, items, worth=worth))
+
+    inner, greedy = engine()._inner, SamplingParams(seed=0, temperature=0.0)
+    draft_ids = [np.array(DRAFT.encode(text), np.int32) for text in texts]
+    begun = [SequenceStart(greedy, len(ids)) for ids in draft_ids]
+    asked = [
+        DraftItem(SequenceDelta(index, 0, ids), num_levels, begin)
+        for index, (ids, begin) in enumerate(zip(draft_ids, begun, strict=True))
+    ]
+    chains_of_draft_tokens = inner.draft(DraftBatch(1, asked)).trees
+    bytes_a_token = sum(map(len, texts)) / sum(map(len, draft_ids))
+    assert bytes_a_token > 1.2
+    paid = share * bytes_a_token * sum(tree.confidence for tree in chains_of_draft_tokens)
+    worth = np.array([0.0, 1.0, 0.0, share], np.float32)  # a target token brings `share` times its confidence
+    full, cut = drafts(no_worth()), drafts(worth)
+    wanted = next((level for level in range(1, num_levels) if paid[level - 1] < 1.0), None)
+    assert full.num_forwards >= num_levels
+    assert cut.num_forwards == (wanted or full.num_forwards)
+    assert max(map(len, full.trees)) > 10
+    for short, whole in zip(cut.trees, full.trees, strict=True):
+        assert short.token_ids.tolist() == whole.token_ids[: len(short)].tolist()
+    rejection = SamplingParams(seed=3, acceptance="rejection")  # its time must not depend on its tokens
+    assert drafts(worth, params=rejection).num_forwards == drafts(no_worth(), params=rejection).num_forwards
+
+
+def test_guesses_after_a_less_likely_text_are_not_made():
+    asked = item(1, "er cat went ", nodes=40, depth=16)
+    full = engine().draft(DraftBatch(1, [asked]))
+    least = float(full.trees[0].confidence[4])
+    cut = engine().draft(DraftBatch(1, [msgspec.structs.replace(asked, min_confidence=least)]))
+    assert cut.num_forwards < full.num_forwards
+    assert chains(cut)[1] == chains(full)[1][: len(cut.trees[0])]
+    assert len(cut.trees[0]) >= 4
 
 
 def test_guesses_that_cannot_be_realigned_give_no_draft():

@@ -45,6 +45,15 @@ def test_calibration_with_few_samples_stays_near_the_sources_own_word():
     assert 0.2 < calibration.probability(0, 0.5) <= 0.5
 
 
+def test_a_modest_source_is_believed_at_depths_that_were_never_verified():
+    """Each token of its chains says 0.5 and is right 19 times of 20; only the first three of a chain were verified."""
+    calibration = Calibration(1)
+    random = np.random.default_rng(4)
+    feed(calibration, 0, 200, lambda r: 0.5 ** np.arange(1, 4), lambda c: 0.95 ** -np.log2(c), random)
+    for depth in (6, 10):
+        assert calibration.probability(0, 0.5**depth) == pytest.approx(0.95**depth, abs=0.12)
+
+
 def test_calibration_stays_between_zero_and_one_whatever_it_is_fed():
     calibration = Calibration(1)
     random = np.random.default_rng(2)
