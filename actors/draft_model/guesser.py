@@ -122,7 +122,7 @@ class Guesser:
         runner = self._runner
         if not isinstance(runner, ModelRunner) or not runner.has_device_inputs:
             return None
-        if any(row.want.sequence.draws_from_probs for row in rows):
+        if any(part.rows.sequence.draws_from_probs for part in parts):
             return None
         most = max(row.want.known.width for row in rows)
         wanted = [len(part.wanted) for part in parts]
@@ -135,6 +135,8 @@ class Guesser:
         logits = self._runner.run([part.rows for part in parts], [len(part.wanted) for part in parts])
         if masks is not None:
             mask_rows(logits, masks, self._vocab_map)
+        if not any(part.rows.sequence.draws_from_probs for part in parts):
+            return self._draw(rows, logits)
         guesses: dict[int, Guess] = {}
         for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
             chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
@@ -144,7 +146,9 @@ class Guesser:
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[Guess]:
         most = max(row.want.known.width for row in rows)
-        tokens, shares = likeliest_tokens(logits, _row_sampling(rows), most, self._vocab_map)
+        are_plain = all(row.want.sequence.sampling.is_plain for row in rows)
+        sampling = None if are_plain else _row_sampling(rows)
+        tokens, shares = likeliest_tokens(logits, sampling, most, self._vocab_map)
         return _guesses_of(tokens.cpu().numpy(), shares.cpu().numpy())
 
     def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> list[Guess]:
@@ -190,5 +194,8 @@ def _part_of(want: Want, mask_token: int | None) -> _Part:
 def _row_sampling(rows: list[_Row]) -> RowSampling:
     """Penalties see the tokens of a path. Those that a parallel model has yet to guess are unknown."""
     positions = np.asarray([row.want.sequence.length + len(row.path) + row.ahead for row in rows])
-    paths = [np.asarray(row.path, dtype=np.int32) for row in rows]
-    return rows_for([row.want.sequence.sampling for row in rows], np.arange(len(rows)), positions, paths)
+    sequences = [row.want.sequence.sampling for row in rows]
+    paths = None
+    if any(sequence.uses_history for sequence in sequences):
+        paths = [np.asarray(row.path, dtype=np.int32) for row in rows]
+    return rows_for(sequences, np.arange(len(rows)), positions, paths)
