@@ -7,8 +7,8 @@ last token, and the row of each gives a guess one position further. Keys and val
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tok
 _NUM_PROBS = 32  # pairs that define q under rejection, 256 bytes a node
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """Paths of one sequence to guess after: [()] for its text, whose end is pending, or nodes to compute."""
 
     sequence: Sequence
@@ -49,8 +48,7 @@ class Want:
         return len(self.known.new_nodes(self.paths)) + num_masks
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A row of logits: of the token `ahead` places after the next one after a path."""
 
     want: Want
@@ -58,8 +56,7 @@ class _Row:
     ahead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Rows of one want in a forward."""
 
     rows: SequenceRows  # nodes that are kept, then mask tokens
@@ -184,8 +181,8 @@ def _part_of(want: Want, mask_token: int | None) -> _Part:
                 wanted.append(_Row(want, path, ahead))
                 masks.append(parent)
                 parent = num_kept + len(masks) - 1
-        tokens = np.append(tokens, np.full(len(masks), mask_token, np.int32))
-        parents = np.append(parents, np.asarray(masks, np.int32))
+        tokens = np.concatenate([tokens, np.full(len(masks), mask_token, np.int32)])
+        parents = np.concatenate([parents, np.asarray(masks, np.int32)])
     count = want.sequence.num_pending if is_text else 0
     first = len(known.nodes)
     return _Part(SequenceRows(want.sequence, count, tokens, parents, first), wanted, num_kept, guesses)
