@@ -29,6 +29,7 @@ ENDPOINT = "endpoint"
 PUBLIC_KEY = "public_key"
 
 _ASK_AGAIN_S = 5.0
+NEWS_PAUSE_S = 0.01  # routers announce every 250 ms
 
 
 class SoonestFirst(RequestRouter):
@@ -102,12 +103,13 @@ class SoonestFirst(RequestRouter):
         while self._listener is None:
             try:
                 keys = await read_client_keys(self._directory_name)
-                self._listener = Subscriber(
-                    keys, NEWS, lambda data: self._known.hear(decode_news(data), time.monotonic())
-                )
+                self._listener = Subscriber(keys, NEWS, self._hear, pause_s=NEWS_PAUSE_S)
             except Exception as error:
                 logger.warning("the gateway does not hear routers yet: %r", error)
                 await asyncio.sleep(_ASK_AGAIN_S)
+
+    def _hear(self, data: bytes) -> None:
+        self._known.hear(decode_news(data), time.monotonic())
 
 
 def _some(replicas: list[RunningReplica]) -> list[RunningReplica]:

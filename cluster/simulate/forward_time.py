@@ -20,8 +20,11 @@ class ForwardTimes(Protocol):
         """Row counts that forwards are padded to, ascending."""
         ...
 
-    def seconds(self, rows: int, sequences: int, context: int) -> float:
-        """A forward of `rows` rows of `sequences` with `context` cached tokens, all together."""
+    def seconds(self, rows: int, sequences: int, context: int, unscored: int = 0) -> float:
+        """A forward of `rows` rows of `sequences` with `context` cached tokens, all together.
+
+        unscored: the rows of prompts that have no logits.
+        """
         ...
 
 
@@ -30,12 +33,12 @@ class MeasuredTimes:
 
     def __init__(self, options: ForwardOptions) -> None:
         self._rows, self._seconds = (np.array(column, np.float64) for column in zip(*options.row_times, strict=True))
-        self._context_token_s = options.context_token_s
+        self._scored_row_s, self._context_token_s = options.scored_row_s, options.context_token_s
         self.row_steps = options.row_steps
         self._of_rows = lru_cache(4096)(self._interpolated)
 
-    def seconds(self, rows: int, sequences: int, context: int) -> float:
-        return self._of_rows(rows) + self._context_token_s * context
+    def seconds(self, rows: int, sequences: int, context: int, unscored: int = 0) -> float:
+        return self._of_rows(rows) + self._scored_row_s * (rows - unscored) + self._context_token_s * context
 
     def _interpolated(self, rows: int) -> float:
         known, seconds = self._rows, self._seconds
@@ -55,7 +58,7 @@ class RooflineTimes:
     def __init__(self, model: PlacedModel) -> None:
         self._model = model
 
-    def seconds(self, rows: int, sequences: int, context: int) -> float:
+    def seconds(self, rows: int, sequences: int, context: int, unscored: int = 0) -> float:
         count = max(1, sequences)
         return self._model.forward_time(rows, count, context // count).total_s
 

@@ -48,9 +48,11 @@ class ForwardOptions(Options):
         (64, 0.045),
         (256, 0.140),
     )
-    """(rows, seconds), ascending."""
+    """(rows, seconds), ascending, without logits."""
     row_steps: tuple[int, ...] = ()
     """Row counts that forwards are padded to, ascending; beyond the last there is no padding."""
+    scored_row_s: _Seconds = 0.0
+    """Seconds more for each row with logits: draft nodes, and the last token of a sequence."""
     context_token_s: _Seconds = 0.0
     """Seconds more for each cached token of all sequences of a round."""
 

@@ -58,7 +58,9 @@ class ServiceRates:
         own_rows = rows / running if running else self.of(1)[2]  # of a sequence
         times = self._times
         round_s, longest_s = (times.seconds(max(1, round(own_rows * count)), count, 0) for count in (1, places))
-        prompts_s = times.seconds(round(rows) + budget, 1, 0) - (times.seconds(round(rows), 1, 0) if rows else 0.0)
+        prompts_s = times.seconds(round(rows) + budget, 1, 0, budget) - (
+            times.seconds(round(rows), 1, 0) if rows else 0.0
+        )
         return RouterLoad(
             num_running=running,
             num_waiting=waiting,
@@ -74,4 +76,4 @@ class ServiceRates:
         """Seconds of a round with so many prompt rows beside `running` sequences that decode."""
         seconds, _, own_rows, _ = self.of(running)
         alone = self._times.seconds(round(own_rows), running, 0) if running else 0.0
-        return seconds + self._times.seconds(round(own_rows) + rows, running + 1, 0) - alone
+        return seconds + self._times.seconds(round(own_rows) + rows, running + 1, 0, rows) - alone

@@ -107,6 +107,7 @@ class ScriptedTarget:
             else:
                 verdicts.append(verdict)
         rows = sum(verdict.rows for verdict in verdicts)
+        unscored = rows - sum(1 + verdict.num_nodes for verdict in verdicts if verdict.next_token >= 0)
         context = sum(verdict.num_computed for verdict in verdicts)
         return VerifyResult(
             round_id=batch.round_id,
@@ -116,7 +117,7 @@ class ScriptedTarget:
             free_blocks=self._pool.num_free,
             total_blocks=self._pool.num_blocks,
             rows=rows,
-            elapsed_s=self._times.seconds(rows, len(verdicts), context) if rows else 0.0,
+            elapsed_s=self._times.seconds(rows, len(verdicts), context, unscored) if rows else 0.0,
             successors=self._successors(verdicts, batch.num_successors) if batch.num_successors else None,
         )
 

@@ -110,6 +110,15 @@ def test_the_layout_names_what_exists():
         assert (ROOT / line.split()[0]).exists(), line
 
 
+@pytest.mark.parametrize("folder", ["cluster", "cluster/gateway", "actors", "cache_service"])
+def test_the_architecture_lists_what_is_in_a_folder(folder):
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (table,) = re.findall(rf"^\| `{folder}/` \| \|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    listed = [name for row in table.splitlines() for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
+    there = [path.name for path in (ROOT / folder).iterdir() if path.is_dir() or path.suffix == ".py"]
+    assert sorted(listed) == sorted(set(there) - {"__init__.py", "__pycache__"})
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
 def test_links_and_paths_exist(page):
     text = page.read_text(encoding="utf-8")

@@ -56,6 +56,7 @@ _LINE_BYTES = 64
 # Passes over stored weights; for more rows, weights are widened once, into a buffer. Those in FLOAT32 need no widening,
 # and those in BFLOAT16_PAIRS are multiplied as they are.
 _MOST_PASSES = {BFLOAT16: 3, FLOAT16: 3, INT8: 3, CODES4: 2, CODES8: 2, CODES4_ROUNDED: 1, CODES8_ROUNDED: 1}
+_MOST_WIDE_ROWS = 5  # of a block of widened weights with 16 registers: of six rows, LLVM may keep sums in memory
 
 
 class _BFloat(ir.types.Type):
@@ -172,10 +173,19 @@ def _block_of(
         value.add_incoming(added[at], loop)
     following = builder.add(index, INDEX(1))
     index.add_incoming(following, loop)
-    builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+    again = builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+    if _has_few_registers(compiled_features()):
+        again.set_metadata("llvm.loop", _not_unrolled(builder.module))
     builder.position_at_end(end)
     for at, pointer in sums_at.items():
         builder.store(added[at], pointer, align=4)
+
+
+def _not_unrolled(module: ir.Module) -> ir.MDValue:
+    """Metadata of a loop that LLVM is not to unroll. Of several turns at once it may keep sums in memory."""
+    loop = module.add_metadata([module.add_metadata(["llvm.loop.unroll.disable"])])
+    loop.operands = (loop, *loop.operands)  # the first one of a loop is itself
+    return loop
 
 
 def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
@@ -245,6 +255,11 @@ def blocks_of(features: Mapping[str, bool], kind: int = FLOAT32) -> Blocks:
     return Blocks(6, 1, 1, 2) if features.get("avx2") or features.get("neon") else Blocks(6, 0, 0, 1)
 
 
+def _has_few_registers(features: Mapping[str, bool]) -> bool:
+    """16 for vectors, and not 32."""
+    return not (features.get("avx512f") or features.get("neon"))
+
+
 @lru_cache
 def multiply(kind: int, ahead_bytes: int = 0) -> int:
     """Address of a compiled function that adds products of rows with panels of weights to outputs in float32.
@@ -253,10 +268,12 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
     one after the last. Inputs are contiguous. ahead_bytes: distance of prefetched weights; 0: none are.
     """
     item_bytes, inputs_of_item, input_bytes = FORMATS[kind]
-    can_widen, most_passes, sources = kind in _MOST_PASSES, _MOST_PASSES.get(kind, 0), SOURCES
+    can_widen, most_passes, sources = kind in _MOST_PASSES, _most_passes(kind), SOURCES
     most_stored, most_wide = _SHARE_BYTES // (PANEL * item_bytes), _SHARE_BYTES // (PANEL * 4 * inputs_of_item)
     wide_bytes = most_wide * inputs_of_item * PANEL * 4
     panels_of_rows, panels_of_wide_rows = _panels_by_rows(kind), _panels_by_rows(FLOAT32)
+    if _has_few_registers(compiled_features()):
+        panels_of_wide_rows = panels_of_wide_rows[: _MOST_WIDE_ROWS + 1]
 
     def run(work):  # type: ignore[no-untyped-def]
         sources  # noqa: B018 - a part of the key of numba's cache
@@ -303,6 +320,12 @@ def multiply(kind: int, ahead_bytes: int = 0) -> int:
             keep_alive(buffer)
 
     return entry_point(run)
+
+
+def _most_passes(kind: int) -> int:
+    if kind in CODE_BITS and _has_few_registers(compiled_features()):
+        return 1
+    return _MOST_PASSES.get(kind, 0)
 
 
 def _panels_by_rows(kind: int) -> np.ndarray:

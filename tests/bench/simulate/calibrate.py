@@ -20,6 +20,7 @@ import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -95,8 +96,8 @@ class PacedTimes:
         self.pace = 1.0
         self.spent_s, self.rounds = 0.0, 0
 
-    def seconds(self, rows: int, sequences: int, context: int) -> float:
-        seconds = self.pace * self._times.seconds(rows, sequences, context)
+    def seconds(self, rows: int, sequences: int, context: int, unscored: int = 0) -> float:
+        seconds = self.pace * self._times.seconds(rows, sequences, context, unscored)
         self.spent_s, self.rounds = self.spent_s + seconds, self.rounds + 1
         return seconds
 
@@ -217,7 +218,10 @@ def main() -> None:
         measured = Measured.from_json(data["constants"])
     else:
         load_before = os.getloadavg()
-        with serving(CONFIG, SETTINGS, Path("build/simulate/serve.log")) as url:
+        with (
+            TemporaryDirectory() as cache,  # nothing is known of earlier runs
+            serving(CONFIG, [*SETTINGS, f"cache.directory={cache}"], Path("build/simulate/serve.log")) as url,
+        ):
             measured = measure(url)
             print(measured.as_json(), flush=True)
             real = run_real(url, texts, phases)

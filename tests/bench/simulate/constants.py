@@ -1,8 +1,9 @@
 """Measures the constants of a real cluster: forward times by rows, and what router, gateway and hops take.
 
-Forwards are measured while serving, since processes that share processors slow each other down: plain decoding of
-1, 2, 4 ... sequences gives the times of as many rows, answers of one token those of a prompt's rows. The rest comes
-from what clients see beside the target's own time.
+Forwards are measured while serving, since processes that share processors slow each other down. Plain decoding of 1, 2,
+4 ... sequences gives the times of as many rows: what longer answers take more than shorter ones, so that prompts and
+the first and last rounds, in which not all sequences decode, cancel out. Answers of one token give the times of
+prompts. The processor time of gateways is the operating system's; the rest comes from what clients see beside that.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.serve import run_serve
 from cluster.simulate.options import CostOptions, ForwardOptions
-from tests.bench.simulate.real_cluster import RoundMeter
+from tests.bench.simulate.real_cluster import GATEWAYS, RoundMeter, processor_s
 
 _DECODING = (1, 2, 4, 8, 16)
-_PROMPT_ROWS = (32, 64, 128, 256)
-_ANSWER = 24  # tokens of an answer while decoding is measured
+_PROMPT = 8  # tokens of a prompt while decoding is measured
+_FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
+_PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
+_SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
+_ASKED = 16  # requests at once whose gateway's time is measured
 _REPEATS = 6
 _MOST_STEPPED_ROWS = 256  # as of `actors.engine.model_runner`
 _FIRST_TOKEN = 1000  # ids of made-up prompts
@@ -44,57 +48,85 @@ class Measured:
 
 def measure(url: str, seed: int = 0) -> Measured:
     random = np.random.default_rng(seed)
-    forward: dict[int, float] = {}
+    decoding: dict[int, float] = {}  # seconds of a forward by its sequences, of a row each
+    prompts: dict[int, float] = {}  # by rows, of which one has logits
     periods: dict[int, tuple[float, float]] = {}  # of rounds, by sequences: as clients see it, and the target's part
     router: dict[int, float] = {}
     for count in _DECODING:
-        meter = RoundMeter(url)
-        records = _ask(url, random, count, count, prompt=8, answer=_ANSWER)
-        read = meter.read()
-        forward[count] = read["target_s"] / read["rounds"]
-        router[count] = read["router_s"] / read["rounds"]
-        gaps = [gap for record in records for gap in record.itls]
-        periods[count] = statistics.median(gaps), forward[count] + router[count]
+        decoding[count], router[count], gap = _decode(url, random, count, _PROMPT)
+        periods[count] = gap, decoding[count] + router[count]
+    far, _, _ = _decode(url, random, _FAR, _FAR_PROMPT)
+    context_token_s = max(0.0, (far - decoding[_FAR]) / (_FAR * (_FAR_PROMPT - _PROMPT)))
     firsts: list[float] = []  # of answers of one token: what the client waits for beside the target
     for rows in _PROMPT_ROWS:
-        meter = RoundMeter(url)
-        records = _ask(url, random, _REPEATS, 1, prompt=rows, answer=1)
-        read = meter.read()
-        forward[rows] = read["target_s"] / read["rounds"]
-        firsts += [record.ttft - forward[rows] for record in records]
-    burst = _ask(url, random, 16, 16, prompt=8, answer=1)
-    return Measured(_costs(periods, router, firsts, [record.ttft for record in burst]), _forward(forward))
+        read, records = _metered(url, random, _REPEATS, 1, prompt=rows, answer=1)
+        prompts[rows] = read["target_s"] / _REPEATS  # in a round each; another, empty one frees the sequence
+        firsts += [record.ttft - prompts[rows] for record in records]
+    gateway = _gateway_times(url, random)
+    return Measured(_costs(periods, router, firsts, *gateway), _forward(decoding, prompts, context_token_s))
 
 
-def _forward(seconds: dict[int, float]) -> ForwardOptions:
+def _decode(url: str, random: np.random.Generator, count: int, prompt: int) -> tuple[float, float, float]:
+    """Seconds of the target and of the router for a round of so many sequences, and the gap between chunks."""
+    short, _ = _metered(url, random, count, count, prompt=prompt, answer=_SHORT)
+    long, records = _metered(url, random, count, count, prompt=prompt, answer=_LONG)
+    rounds = long["rounds"] - short["rounds"]
+    target_s, router_s = ((long[name] - short[name]) / rounds for name in ("target_s", "router_s"))
+    return target_s, router_s, statistics.median(gap for record in records for gap in record.itls)
+
+
+def _gateway_times(url: str, random: np.random.Generator) -> tuple[float, float]:
+    """Processor time of a gateway for a request and for a chunk."""
+    spent = []
+    for answer in (_SHORT, _LONG):
+        before = processor_s(GATEWAYS)
+        _ask(url, random, _ASKED, _ASKED, prompt=_PROMPT, answer=answer)
+        spent.append((processor_s(GATEWAYS) - before) / _ASKED)
+    chunk_s = max(0.0, (spent[1] - spent[0]) / (_LONG - _SHORT))
+    return max(0.0, spent[0] - _SHORT * chunk_s), chunk_s
+
+
+def _forward(decoding: dict[int, float], prompts: dict[int, float], context_token_s: float) -> ForwardOptions:
     """Non-decreasing: a measurement below that of fewer rows is noise."""
+    both = decoding.keys() & prompts.keys()
+    scored_s = max(0.0, statistics.mean((decoding[count] - prompts[count]) / (count - 1) for count in both))
+    seconds = {count: measured - count * scored_s for count, measured in decoding.items()}
+    seconds |= {rows: measured - scored_s for rows, measured in prompts.items()}
     points, least = [], 0.0
     for rows in sorted(seconds):
         least = max(least, seconds[rows])
         points.append((rows, least))
     steps = sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
-    return ForwardOptions(row_times=tuple(points), row_steps=tuple(steps))
+    return ForwardOptions(
+        row_times=tuple(points), row_steps=tuple(steps), scored_row_s=scored_s, context_token_s=context_token_s
+    )
 
 
 def _costs(
-    periods: dict[int, tuple[float, float]], router: dict[int, float], firsts: list[float], burst: list[float]
-) -> CostOptions:
+    periods: dict[int, tuple[float, float]], router: dict[int, float], firsts: list[float], request_s: float,
+    chunk_s: float,
+) -> CostOptions:  # fmt: skip
     counts = np.array(sorted(router), np.float64)
     slope, level = np.polyfit(counts, [router[int(count)] for count in counts], 1)
-    link_s = max(0.0, min(period - known for period, known in periods.values()))
-    # The first and the last of a burst are apart by what gateways do one after the other, two of them at a time.
-    request_s = max(0.0005, (max(burst) - min(burst)) / len(burst))
+    link_s = max(0.0, statistics.median(period - known for period, known in periods.values()))
     router_s = max(0.0, level + slope)
-    rest_s = max(0.0, statistics.median(firsts) - router_s - link_s - request_s)
+    rest_s = max(0.0, statistics.median(firsts) - router_s - link_s - request_s - chunk_s)
     return CostOptions(
         gateway_request_s=request_s,
-        gateway_chunk_s=min(0.0004, rest_s / 8),
+        gateway_chunk_s=chunk_s,
         hop_s=rest_s / 4,  # to the gateway, to the router, and back
         router_request_s=0.0,  # part of the wait for a first token, which is measured as a whole
         router_round_s=max(0.0, float(level)),
         router_sequence_s=max(0.0, float(slope)),
         link_s=link_s,
     )
+
+
+def _metered(url, random, number, concurrency, *, prompt, answer):  # type: ignore[no-untyped-def]
+    """What the router's metrics say of these requests, and the client's records."""
+    meter = RoundMeter(url)
+    records = _ask(url, random, number, concurrency, prompt=prompt, answer=answer)
+    return meter.read(), records
 
 
 def _ask(url, random, number, concurrency, *, prompt, answer):  # type: ignore[no-untyped-def]

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 
 from paceline_testing.deployed import wait_for
 from paceline_testing.free_ports import free_ports
+from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 
 _START_WITHIN_S = 300.0
@@ -48,6 +50,15 @@ def _is_ready(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+GATEWAYS = "ServeReplica:paceline:Gateway"
+
+
+def processor_s(title: str) -> float:
+    """Seconds that the processes of Ray whose title begins so have computed."""
+    times = [psutil.Process(process).cpu_times() for process in ray_processes(title)]
+    return sum(spent.user + spent.system for spent in times)
 
 
 _COUNTERS = {

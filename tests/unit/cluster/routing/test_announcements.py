@@ -170,7 +170,7 @@ async def test_a_gateway_that_was_busy_catches_up_and_others_have_their_turn(rou
             turns.append(len(heard))
             await asyncio.sleep(0)
     assert heard == [b"%d" % number for number in range(1000)]
-    assert len(turns) > 500
+    assert len(turns) >= 20
     listener.close()
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from actors.drafters.registry import create_drafters
-from actors.messages import SamplingParams
+from actors.messages import SamplingParams, VerifyBatch, VerifyResult
 from cluster.config import RouterConfig
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions
@@ -73,6 +73,23 @@ def test_prefixes_are_found_again_within_a_namespace_only():
             event.num_cached_tokens for event in serve(case.core, case.target.verify) if event.index == 0
         )
     assert list(cached.values()) == [0, 16, 0]  # whole blocks before the last token
+
+
+def test_rows_with_logits_are_draft_nodes_and_the_last_token_of_a_sequence():
+    case = Case(drafters=("suffix",))
+    case.target._times = MeasuredTimes(ForwardOptions(row_times=((1, 0.5),), scored_row_s=1.0))
+    results: list[VerifyResult] = []
+
+    def verify(batch: VerifyBatch) -> VerifyResult:
+        results.append(case.target.verify(batch))
+        return results[-1]
+
+    case.ask(case.seeds[0])
+    serve(case.core, verify)
+    seconds = [(verdict.num_nodes, result.elapsed_s) for result in results for verdict in result.verdicts]
+    assert seconds[0] == (0, 1.5)  # a prompt of 20 rows
+    assert all(elapsed == 1.5 + nodes for nodes, elapsed in seconds)
+    assert any(nodes for nodes, _ in seconds)
 
 
 def test_beyond_the_table_forwards_go_on_with_its_last_slope():
