@@ -8,6 +8,7 @@ the tree grows that would be requested next, so that the answer is ready if the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from actors.draft_model.growing_tree import MAX_EXPANDED, GrowingTree, most_computed
 from actors.draft_model.known_guesses import Growth, KnownGuesses, Path
@@ -17,15 +18,13 @@ _MIN_CHANCE = 0.02  # less likely outcomes do not pay
 _MAX_ENDS = 16  # limit of sent nodes that are computed to find outcomes after them
 
 
-@dataclass(frozen=True, slots=True)
-class TreeShape:
+class TreeShape(NamedTuple):
     """Limits of a requested tree. The next request is assumed to be the same."""
 
     max_nodes: int
     max_depth: int
     branch: int
     min_confidence: float = 0.0
-
     is_parallel: bool = False  # whether one forward gives the guesses of all depths
 
     def tree(self, room: int) -> GrowingTree:

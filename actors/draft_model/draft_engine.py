@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -235,7 +235,7 @@ class DraftEngine:
         if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
             # The last guesses of a tree are not computed.
             room = self._most_tokens(sequence.begin) - sequence.length + 1
-            return self._start_tree(sequence, replace(shape, max_depth=min(shape.max_depth, room)))
+            return self._start_tree(sequence, shape._replace(max_depth=min(shape.max_depth, room)))
         self._ouroboros.observe_tokens(sequence, len(item.delta.token_ids), self._readable(item.corrections))
         runs = self._readable(item.runs)
         return self._ouroboros.start(sequence, shape.max_nodes, shape.max_depth, runs, item.min_confidence, worth)
@@ -261,7 +261,7 @@ class DraftEngine:
             known.num_reserved = most_new
             known.is_ahead = False
             self._known[sequence] = known
-            shape = replace(shape, branch=branch)
+            shape = shape._replace(branch=branch)
             return _Draft(sequence, shape, Growth(shape.tree(shape.max_depth), known))
         return _Draft(sequence, _NO_TREE, Growth(_NO_TREE.tree(0), KnownGuesses(1)))
 

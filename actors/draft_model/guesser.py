@@ -7,8 +7,8 @@ last token, and the row of each gives a guess one position further. Keys and val
 from __future__ import annotations
 
 from collections.abc import Sequence as Sequences
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +28,7 @@ from actors.sampling.sampler import RowSampling, draft_with_probs, likeliest_tok
 _NUM_PROBS = 32  # pairs that define q under rejection, 256 bytes a node
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """Paths of one sequence to guess after: [()] for its text, whose end is pending, or nodes to compute."""
 
     sequence: Sequence
@@ -49,8 +48,7 @@ class Want:
         return len(self.known.new_nodes(self.paths)) + num_masks
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """A row of logits: of the token `ahead` places after the next one after a path."""
 
     want: Want
@@ -58,8 +56,7 @@ class _Row:
     ahead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Rows of one want in a forward."""
 
     rows: SequenceRows  # nodes that are kept, then mask tokens
@@ -122,7 +119,7 @@ class Guesser:
         runner = self._runner
         if not isinstance(runner, ModelRunner) or not runner.has_device_inputs:
             return None
-        if any(row.want.sequence.draws_from_probs for row in rows):
+        if any(part.rows.sequence.draws_from_probs for part in parts):
             return None
         most = max(row.want.known.width for row in rows)
         wanted = [len(part.wanted) for part in parts]
@@ -135,6 +132,8 @@ class Guesser:
         logits = self._runner.run([part.rows for part in parts], [len(part.wanted) for part in parts])
         if masks is not None:
             mask_rows(logits, masks, self._vocab_map)
+        if not any(part.rows.sequence.draws_from_probs for part in parts):
+            return self._draw(rows, logits)
         guesses: dict[int, Guess] = {}
         for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
             chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
@@ -144,7 +143,9 @@ class Guesser:
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[Guess]:
         most = max(row.want.known.width for row in rows)
-        tokens, shares = likeliest_tokens(logits, _row_sampling(rows), most, self._vocab_map)
+        are_plain = all(row.want.sequence.sampling.is_plain for row in rows)
+        sampling = None if are_plain else _row_sampling(rows)
+        tokens, shares = likeliest_tokens(logits, sampling, most, self._vocab_map)
         return _guesses_of(tokens.cpu().numpy(), shares.cpu().numpy())
 
     def _draw_from_probs(self, rows: list[_Row], logits: torch.Tensor) -> list[Guess]:
@@ -180,8 +181,8 @@ def _part_of(want: Want, mask_token: int | None) -> _Part:
                 wanted.append(_Row(want, path, ahead))
                 masks.append(parent)
                 parent = num_kept + len(masks) - 1
-        tokens = np.append(tokens, np.full(len(masks), mask_token, np.int32))
-        parents = np.append(parents, np.asarray(masks, np.int32))
+        tokens = np.concatenate([tokens, np.full(len(masks), mask_token, np.int32)])
+        parents = np.concatenate([parents, np.asarray(masks, np.int32)])
     count = want.sequence.num_pending if is_text else 0
     first = len(known.nodes)
     return _Part(SequenceRows(want.sequence, count, tokens, parents, first), wanted, num_kept, guesses)
@@ -190,5 +191,8 @@ def _part_of(want: Want, mask_token: int | None) -> _Part:
 def _row_sampling(rows: list[_Row]) -> RowSampling:
     """Penalties see the tokens of a path. Those that a parallel model has yet to guess are unknown."""
     positions = np.asarray([row.want.sequence.length + len(row.path) + row.ahead for row in rows])
-    paths = [np.asarray(row.path, dtype=np.int32) for row in rows]
-    return rows_for([row.want.sequence.sampling for row in rows], np.arange(len(rows)), positions, paths)
+    sequences = [row.want.sequence.sampling for row in rows]
+    paths = None
+    if any(sequence.uses_history for sequence in sequences):
+        paths = [np.asarray(row.path, dtype=np.int32) for row in rows]
+    return rows_for(sequences, np.arange(len(rows)), positions, paths)

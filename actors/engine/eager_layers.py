@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.engine.cpu_kernels.rms_norm import agree, eps_of
+from actors.engine.rotary import turns_by_position
 from actors.models.loader import max_model_len
 
 _MOST_TABLE_BYTES = 256 << 20
 _MORE_POSITIONS = 512  # a draft tree at the end of the longest text is not read beyond the table
-# Rotations by these depend on nothing but the position.
-_STATIC_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 class DeviceRmsNorm(nn.Module):
@@ -56,7 +55,7 @@ def fuse_eager_layers(model: PreTrainedModel) -> None:
                 if norm.weight.is_meta or agree(child, norm):
                     setattr(module, name, norm)
     rotary, config = getattr(model.base_model, "rotary_emb", None), model.config.get_text_config()
-    if rotary is None or getattr(rotary, "rope_type", "") not in _STATIC_ROPE_TYPES:
+    if rotary is None or not turns_by_position(rotary):
         return
     positions, like = max_model_len(config) + _MORE_POSITIONS, next(model.parameters())[:0]
     size = 2 * rotary.inv_freq.numel() * 2 * positions * like.element_size()

@@ -23,6 +23,7 @@ from actors.engine.compiled.layers import compile_model
 from actors.engine.cpu_kernels.kernel_choice import choose_panels, replace_linears
 from actors.engine.cpu_kernels.layer_fusion import fuse_layers
 from actors.engine.cpu_kernels.rms_norm import replace_norms
+from actors.engine.cpu_kernels.whole_forward import whole_forward
 from actors.engine.device_inputs import DeviceInputs, Shape, send_inputs, send_written
 from actors.engine.eager_layers import fuse_eager_layers
 from actors.engine.feature_tap import FeatureTap, Kept
@@ -73,11 +74,13 @@ class ModelRunner:
             torch.backends.cuda.enable_cudnn_sdp(False)
         check_layers(model, exact, self.layer_types)
         shapes = layer_shapes(model)
-        if exact == "default" and self._attention == "padded" and self.device.type == "cpu" and not is_eager:
+        may_fuse = exact == "default" and self._attention == "padded" and self.device.type == "cpu" and not is_eager
+        if may_fuse:
             fuse_layers(model, shapes, choose_panels)
         replace_norms(model)
         self._pads = replace_linears(model)
         self.model = model.eval()
+        self._whole = whole_forward(model) if may_fuse else None
         head = model.get_output_embeddings()
         self.vocabulary_shard = head if isinstance(head, VocabularyShard) else None
         self._exact = exact
@@ -145,6 +148,8 @@ class ModelRunner:
         self.kv.settle()
         if self._exact == "bitwise":
             return self._of_whole_vocabulary(self._forward_tiles(batch, logit_rows)).cpu()
+        if self._whole is not None and self._whole.is_unseen:
+            return self._whole.logits(batch, self.kv, logit_rows)
         rows = self.padded(batch.num_rows)
         wanted = _padded(logit_rows, self.padded(len(logit_rows)))
         logits = self._run(
@@ -295,6 +300,8 @@ def last_rows(first_rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
     """`count` rows, the last of them zeros."""
+    if count == len(rows):
+        return rows
     padded = np.zeros(count, dtype=rows.dtype)
     padded[: len(rows)] = rows
     return padded

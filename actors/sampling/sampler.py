@@ -19,7 +19,7 @@ from actors.sampling.race import contenders, support
 from actors.sampling.row_masks import RowMasks, allowed_columns, argmax_within, mask_rows
 from actors.sampling.rows import RowSampling, rows_for
 from actors.sampling.sequence_sampling import SequenceSampling
-from actors.sampling.top_tokens import argmax
+from actors.sampling.top_tokens import argmax, most_probable
 
 __all__ = ["RowSampling", "SequenceSampling", "draft_with_probs", "likeliest_tokens", "rows_for", "sample_tokens"]
 
@@ -55,13 +55,14 @@ def sample_tokens(
 
 
 def likeliest_tokens(
-    logits: Tensor, rows: RowSampling, k: int, token_ids: Tensor | None = None
+    logits: Tensor, rows: RowSampling | None, k: int, token_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k tokens of each row that another model with similar logits and the same noise is likeliest to draw: those
     with the largest sums of score and noise, largest first.
 
-    Arguments as for `sample_tokens`; k is at least 1, and V or more gives all. Returns tokens int64 [R, k] and their
-    probabilities float32 [R, k], which never rise along a row; masked tokens have 0.
+    Arguments as for `sample_tokens`; rows is None where all are plain. k is at least 1, and V or more gives all.
+    Returns tokens int64 [R, k] and their probabilities float32 [R, k], which never rise along a row; masked tokens have
+    0.
 
     The probabilities are softmax(temperature * sum). At temperature 0 that is the softmax of the logits, as if the
     other model's logits were these plus Gumbel noise of scale 1; with shared noise the error scales with the
@@ -70,12 +71,17 @@ def likeliest_tokens(
     """
     if k < 1:
         raise ValueError(f"k is {k}; it must be at least 1")
-    sums = process_logits(logits.detach(), rows, token_ids)
-    if _add_noise(sums, rows, token_ids):
-        sums.mul_(torch.from_numpy(rows.temperature).to(sums.device).unsqueeze(-1))
-    best, columns = sums.topk(min(k, sums.shape[-1]), dim=-1)
-    probs = torch.exp(best - sums.logsumexp(dim=-1, keepdim=True))
-    return columns if token_ids is None else token_ids[columns], probs
+    sums = logits
+    if rows is not None and not rows.is_greedy:
+        sums = process_logits(logits.detach(), rows, token_ids)
+        if _add_noise(sums, rows, token_ids):
+            sums.mul_(torch.from_numpy(rows.temperature).to(sums.device).unsqueeze(-1))
+    columns, probs = most_probable(sums, k)
+    if token_ids is None:
+        return columns.to(torch.int64), probs
+    if columns.device.type == "cpu":  # torch takes several times as long for few
+        return torch.from_numpy(token_ids.numpy()[columns.numpy()]), probs
+    return token_ids[columns], probs
 
 
 def draft_with_probs(

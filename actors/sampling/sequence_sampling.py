@@ -58,6 +58,7 @@ class SequenceSampling:
         )
         self.adjusts = self.uses_history or bool(params.logit_bias)
         is_hot = not params.is_greedy
+        self.is_plain = not (is_hot or self.adjusts)  # its tokens are the argmax of the raw logits
         self._record = np.zeros(1, SAMPLING)
         self.address = address_of(self._record)
         record = self._record[0]

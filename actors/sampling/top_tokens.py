@@ -17,7 +17,8 @@ def argmax(logits: Tensor) -> Tensor:
     """int64 [R], the lowest of equals. logits: [R, V], on any device."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    return _top(logits, 1, False)[0][:, 0].to(torch.int64)
+    ids, _ = _top(logits, 1, False)
+    return torch.from_numpy(ids[:, 0].astype(np.int64))
 
 
 def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -28,22 +29,21 @@ def most_probable(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         logits = logits.float()
         top = logits.topk(count, dim=-1)
         return top.indices.to(torch.int32), (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp_()
-    ids, numbers, masses = _top(logits, count, True)
-    return ids, (numbers - numbers[:, :1]).exp_() / masses.unsqueeze(1)
+    ids, probs = _top(logits, count, True)
+    return torch.from_numpy(ids), torch.from_numpy(probs)
 
 
-def _top(logits: Tensor, count: int, weighs: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns, int32, and logits, float32, [R, count], largest first, and the sum of exp(logit - largest), [R], if
-    weighs."""
-    rows = logits.detach().float().contiguous()
-    ids = torch.empty((len(rows), count), dtype=torch.int32)
-    numbers, masses = torch.empty((len(rows), count)), torch.empty(len(rows))
-    _fill(rows.numpy(), rows.view(torch.int32).numpy(), ids.numpy(), numbers.numpy(), masses.numpy(), weighs)
-    return ids, numbers, masses
+def _top(logits: Tensor, count: int, weighs: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Columns, int32, of the largest logits, [R, count], largest first, and their probabilities, float32, if weighs."""
+    rows = logits.detach().float().contiguous().numpy()
+    ids, probs = np.empty((len(rows), count), np.int32), np.empty((len(rows), count), np.float32)
+    _fill(rows, ids, probs, weighs)
+    return ids, probs
 
 
 @njit(cache=True, nogil=True)
-def _fill(rows, bits, ids, numbers, masses, weighs):  # type: ignore[no-untyped-def]
+def _fill(rows, ids, probs, weighs):  # type: ignore[no-untyped-def]
+    bits = rows.view(np.int32)
     maxima = np.empty((rows.shape[1] + _BLOCK - 1) // _BLOCK, np.int32)
     for index in range(len(rows)):
         for block in range(len(maxima)):
@@ -53,9 +53,12 @@ def _fill(rows, bits, ids, numbers, masses, weighs):  # type: ignore[no-untyped-
             if rank:  # without those that were taken
                 maxima[place // _BLOCK] = _next(bits[index], place // _BLOCK, last, place)[0]
             last, place = _next(bits[index], np.argmax(maxima), last, place)
-            ids[index, rank], numbers[index, rank] = place, rows[index, place]
+            ids[index, rank] = place
         if weighs:
-            masses[index] = _mass(rows[index], numbers[index, 0])
+            largest = rows[index, ids[index, 0]]
+            mass = _mass(rows[index], largest)
+            for rank in range(ids.shape[1]):
+                probs[index, rank] = np.exp(rows[index, ids[index, rank]] - largest) / mass
 
 
 @njit(cache=True, nogil=True)

@@ -23,6 +23,7 @@ import torch
 from actors.build import build_target_engine
 from actors.drafters.registry import create_drafters
 from actors.engine import host_rounds, model_runner, target_engine
+from actors.engine.cpu_kernels.whole_forward import WholeForward
 from actors.engine.planned_round import PlannedRound
 from actors.engine.sequence_table import SequenceTable
 from actors.engine.target_engine import TargetEngine
@@ -45,7 +46,7 @@ ENGINE_PARTS: dict[str, list[tuple[Any, str]]] = {
     "follow": [(SequenceTable, "take_in")],
     "pack": [(PlannedRound, "pack")],
     "attention plan": [(model_runner, "PaddedPlan")],
-    "forward": [(model_runner.ModelRunner, "_run")],
+    "forward": [(model_runner.ModelRunner, "_run"), (WholeForward, "logits")],
     "row sampling": [(PlannedRound, "sampling")],
     "sampling": [(host_rounds, "sample_tokens"), (host_rounds, "most_probable")],
     "walk": [(host_rounds, "walk_trees")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -68,18 +69,22 @@ class PaddedPlan:
         self._device = device
         self._num_rows = num_rows
         self._padding = num_rows - batch.num_rows
+
+    @cached_property
+    def _groups(self) -> tuple[list[_Group], torch.Tensor | None]:
+        """The groups, and where each row of the forward is among the padded rows of all groups; None: in its place.
+        Fused layers need neither."""
+        batch = self.batch
         counts, contexts = np.diff(batch.first_rows), batch.contexts
-        # int64 [rows]: place of each packed row in the padded rows of all groups; rows of padding take what the first
-        # row has
-        places = np.zeros(num_rows, dtype=np.int64)
-        self._groups = []
+        places = np.zeros(self._num_rows, dtype=np.int64)  # rows of padding take what the first row has
+        groups: list[_Group] = []
         first_place = 0
         for members in group_sequences(counts, contexts):
             group = self._plan_group(np.array(members), counts, contexts, places, first_place)
-            self._groups.append(group)
+            groups.append(group)
             first_place += len(members) * group.num_rows
-        is_alone = len(self._groups) == 1 and self._groups[0].rows is None
-        self._back = None if is_alone else self._index(places)  # None: the padded rows are the packed ones
+        is_alone = len(groups) == 1 and groups[0].rows is None
+        return groups, None if is_alone else self._index(places)
 
     def _plan_group(
         self, sequences: np.ndarray, counts: np.ndarray, contexts: np.ndarray, places: np.ndarray, first_place: int
@@ -108,17 +113,18 @@ class PaddedPlan:
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         keys, values = write_slots(self.kv, layer, self.slots, keys, values)
-        if self._back is None:
+        groups, back = self._groups
+        if back is None:
             own = query[: self._num_rows - self._padding]
-            attended = self._attend_group(self._groups[0], layer, own, keys=keys, values=values, scoring=scoring)
+            attended = self._attend_group(groups[0], layer, own, keys=keys, values=values, scoring=scoring)
             return pad(attended, (0, 0, 0, 0, 0, self._padding)) if self._padding else attended
         parts = []
-        for group in self._groups:
+        for group in groups:
             first = group.first_row
             own = query[first : first + group.num_rows] if group.rows is None else query.index_select(0, group.rows)
             parts.append(self._attend_group(group, layer, own, keys=keys, values=values, scoring=scoring))
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined.index_select(0, self._back)
+        return joined.index_select(0, back)
 
     def _attend_group(
         self,

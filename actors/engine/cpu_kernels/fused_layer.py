@@ -20,12 +20,14 @@ from torch.nn.modules import module
 
 from actors.engine.attention.interface import AttentionPlan
 from actors.engine.attention.padded import PaddedPlan
+from actors.engine.batch import PackedBatch
 from actors.engine.cpu_kernels import layer_state, layer_steps
 from actors.engine.cpu_kernels.attend_step import attend
 from actors.engine.cpu_kernels.block_weights import BlockWeights, blocks_of_int4
 from actors.engine.cpu_kernels.microkernel import multiply
 from actors.engine.cpu_kernels.panel_linear import PanelKernel, Panels, PanelSlice
 from actors.engine.cpu_kernels.weight_formats import FLOAT32
+from actors.engine.kv_cache import KvCache
 from actors.models.quantization import Int4Linear, Int8Linear
 
 # A weight [out_features, in_features] -> how to multiply by panels; None: another kernel is faster
@@ -41,8 +43,8 @@ class Workspace:
         self._capacity = 0
         self.lock = threading.Lock()  # engines of one model share its buffers
         self._plan: weakref.ref[PaddedPlan] | None = None  # its engine may go before the model
-        self._angles: tuple[Tensor, Tensor] | None = None
-        self._kept: list[Any] = []  # what the state has addresses of
+        self._angles = torch.empty(0), torch.empty(0)
+        self._told: tuple[Any, ...] = ()  # what the state has addresses of
         self.hidden = torch.empty(0)
 
     def widen(self, *columns: int) -> None:
@@ -53,34 +55,28 @@ class Workspace:
     def begin(self, plan: PaddedPlan, angles: tuple[Tensor, Tensor], rows: int) -> None:
         """Read a forward's plan and angles (cosines and sines, [1, rows, rotated dims]), unless that is done."""
         if self._plan is None or self._plan() is not plan:
+            self.begin_batch(plan.batch, plan.kv, plan.slots.numpy(), np.arange(rows))
             self._plan = weakref.ref(plan)
-            self._reserve(rows)
-            batch = plan.batch
-            arrays = {
-                layer_state.SLOTS: plan.slots.numpy(),
-                layer_state.FIRST_ROWS: batch.first_rows,
-                layer_state.CONTEXTS: batch.contexts,
-                layer_state.TREE_STARTS: batch.tree_starts,
-                layer_state.BLOCK_TABLES: batch.block_tables,
-                layer_state.VISIBLE_ENDS: batch.visible_ends,
-                layer_state.ANCESTORS: batch.ancestors,
-                layer_state.POSITIONS: batch.positions,
-                layer_state.NODE_POSITIONS: batch.node_positions,
-            }
-            self._kept = [np.ascontiguousarray(array) for array in arrays.values()]
-            for place, array in zip(arrays, self._kept, strict=True):
-                self.state[place] = array.ctypes.data
-            self.state[layer_state.ROWS] = rows
-            self.state[layer_state.CACHE] = plan.kv.addresses.ctypes.data
-            self.state[layer_state.SEQUENCES] = len(batch.begins)
-            self.state[layer_state.TABLE_WIDTH] = batch.block_tables.shape[1]
-            self.state[layer_state.BLOCK_SIZE] = batch.block_size
-            self.state[layer_state.WORDS] = batch.ancestors.shape[1]
-        if self._angles is None or angles[0] is not self._angles[0]:
-            self._angles = angles
-            self._turns = [angle.float().contiguous() for angle in angles]
-            self.state[layer_state.ROTATED] = angles[0].shape[-1]
-            self.state[layer_state.COSINES], self.state[layer_state.SINES] = (turn.data_ptr() for turn in self._turns)
+        self.turn_by(angles)
+
+    def begin_batch(self, batch: PackedBatch, kv: KvCache, slots: np.ndarray, angles_at: np.ndarray) -> None:
+        """Read a forward's batch. slots: int64 [rows], with those of rows of padding, which come last. angles_at: int64
+        [rows], the place of each row in the angles."""
+        self._plan = None
+        self._reserve(len(slots))
+        self._told = (
+            *(kv.addresses, angles_at, slots, batch.block_size, batch.positions, batch.first_rows, batch.contexts),
+            *(batch.tree_starts, batch.block_tables, batch.visible_ends, batch.ancestors, batch.node_positions),
+        )
+        layer_state.tell_batch(self.state, len(slots), *self._told)
+
+    def turn_by(self, angles: tuple[Tensor, Tensor]) -> None:
+        """Rotate by these cosines and sines, [1, places, rotated dims], unless that is done."""
+        if angles[0] is self._angles[0]:
+            return
+        self._angles, self._turns = angles, [angle.float().contiguous() for angle in angles]
+        self.state[layer_state.ROTATED] = angles[0].shape[-1]
+        self.state[layer_state.COSINES], self.state[layer_state.SINES] = (turn.data_ptr() for turn in self._turns)
 
     def _reserve(self, rows: int) -> None:
         if rows <= self._capacity:
@@ -128,10 +124,10 @@ class FusedLayer(nn.Module):
         """Moves the weights of a layer into panels. Raises RuntimeError, and leaves the layer as it was, where panels
         are not the fastest kernel of one of its products."""
         super().__init__()
-        self._space = shared
+        self.space = shared
         self._kept: list[Any] = []
-        self._dtype = parts.norms[0].weight.dtype
-        rounds = self._dtype == torch.bfloat16
+        self.dtype = parts.norms[0].weight.dtype
+        rounds = self.dtype == torch.bfloat16
         heads, key_heads, dim = attended.heads, attended.key_heads, attended.head_dim
         hidden, width = parts.output.out_features, parts.down.in_features
         groups = (parts.projections, [parts.output], parts.gates, [parts.down])
@@ -143,12 +139,12 @@ class FusedLayer(nn.Module):
             max(hidden, parts.output.in_features, width),
             max(product.width for product in products),
         )
-        norms = [(self._weight(norm), _float_bits(_eps(norm))) for norm in parts.norms]
+        norms = [(self._weight(norm), float_bits(eps_of_norm(norm))) for norm in parts.norms]
         head_norms = [self._weight(norm) for norm in parts.head_norms] or [0, 0]
-        head_eps = _float_bits(_eps(parts.head_norms[0])) if parts.head_norms else 0
+        head_eps = float_bits(eps_of_norm(parts.head_norms[0])) if parts.head_norms else 0
         add, product = layer_steps.add_and_normalize(rounds), layer_steps.multiply_panels()
-        self._run, self._runner = layer_steps.runner()
-        self.program = self._lay_out(
+        self.program, works = lay_out(
+            self.space,
             [
                 (add, [hidden, 0, *norms[0], stacked.rounds_inputs]),
                 (product, stacked.fields),
@@ -158,7 +154,7 @@ class FusedLayer(nn.Module):
                 ),
                 (
                     attend(rounds),
-                    [heads, key_heads, dim, stacked.width, attended.layer, _float_bits(attended.scale),
+                    [heads, key_heads, dim, stacked.width, attended.layer, float_bits(attended.scale),
                      attended.window, output.rounds_inputs, multiply(FLOAT32)],
                 ),
                 (product, output.fields),
@@ -167,8 +163,9 @@ class FusedLayer(nn.Module):
                 (layer_steps.gate(rounds), [width, gated.width, down.rounds_inputs]),
                 (product, down.fields),
                 (add, [hidden, down.width, 0, 0, 0]),
-            ]
+            ],
         )  # fmt: skip
+        self._kept.append(works)
         self.plain = layer
         self._chain: Chain | None = None
         for linears, panels in zip(groups, products, strict=True):
@@ -184,13 +181,12 @@ class FusedLayer(nn.Module):
             if chain.has_computed(hidden_states, paged_plan):
                 return hidden_states
             chain = None
-        rows, space = hidden_states.shape[1], self._space
+        rows, space = hidden_states.shape[1], self.space
         with space.lock:
             space.begin(paged_plan, kwargs["position_embeddings"], rows)
             space.hidden[:rows].copy_(hidden_states[0])
-            program = self.program if chain is None else chain.program
-            self._run(self._runner, program.ctypes.data, torch.get_num_threads(), 0)
-            outputs = space.hidden[:rows].to(self._dtype, copy=True).unsqueeze(0)
+            run_program(self.program if chain is None else chain.program)
+            outputs = space.hidden[:rows].to(self.dtype, copy=True).unsqueeze(0)
         if chain is not None:
             chain.mark(outputs, paged_plan)
         return outputs
@@ -198,18 +194,14 @@ class FusedLayer(nn.Module):
     def join(self, chain: Chain) -> None:
         self._chain = chain
 
+    @property
+    def chain(self) -> Chain | None:
+        return self._chain
+
     def _weight(self, norm: nn.Module) -> int:
         weight = norm.weight.detach().float().contiguous()
         self._kept.append(weight)
         return int(weight.data_ptr())
-
-    def _lay_out(self, steps: list[tuple[int, Sequence[int]]]) -> np.ndarray:
-        works = [np.array([self._space.state.ctypes.data, *fields], np.int64) for _, fields in steps]
-        self._kept.append(works)
-        program = [len(steps)]
-        for (address, _), work in zip(steps, works, strict=True):
-            program += [address, work.ctypes.data]
-        return np.array(program, np.int64)
 
 
 class Chain:
@@ -219,8 +211,8 @@ class Chain:
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
-        steps = [layer.program[1:] for layer in layers]
-        self.program = np.concatenate([[sum(int(layer.program[0]) for layer in layers)], *steps])
+        self.space, self.dtype, self.num_layers = layers[0].space, layers[0].dtype, len(layers)
+        self.program = joined([layer.program for layer in layers])
         # No layer itself, which would keep the model in a cycle of references.
         self._first = weakref.ref(layers[0])
         self._hooks = [hooks for layer in layers for hooks in (layer._forward_hooks, layer._forward_pre_hooks)]
@@ -230,7 +222,12 @@ class Chain:
 
     def begins_with(self, layer: FusedLayer) -> bool:
         """Whether to compute all layers in the call of this one: of the first, where no hook sees the others."""
-        return layer is self._first() and not any(self._hooks)
+        return layer is self._first() and self.is_unseen
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether no hook sees the layers."""
+        return not any(self._hooks)
 
     def mark(self, outputs: Tensor, plan: AttentionPlan) -> None:
         setattr(outputs, _CHAIN, (self, weakref.ref(plan)))
@@ -239,6 +236,26 @@ class Chain:
         """Whether these are the outputs of all layers in the forward of this plan."""
         mark = getattr(hidden_states, _CHAIN, None)
         return mark is not None and mark[0] is self and mark[1]() is plan
+
+
+def lay_out(space: Workspace, steps: list[tuple[int, Sequence[int]]]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """A program of steps, each with its fields after that of the state, and what must be kept for it."""
+    works = [np.array([space.state.ctypes.data, *fields], np.int64) for _, fields in steps]
+    program = [len(steps)]
+    for (address, _), work in zip(steps, works, strict=True):
+        program += [address, work.ctypes.data]
+    return np.array(program, np.int64), works
+
+
+def joined(programs: Sequence[np.ndarray]) -> np.ndarray:
+    """One program of the steps of several."""
+    return np.concatenate([[sum(int(program[0]) for program in programs)], *(program[1:] for program in programs)])
+
+
+def run_program(program: np.ndarray) -> None:
+    """Run the steps of a layer or chain on torch's threads. Its workspace must be locked."""
+    run, steps = layer_steps.runner()
+    run(steps, program.ctypes.data, torch.get_num_threads(), 0)
 
 
 def _panels_of(linears: list[Linear], choose: ChoosePanels) -> Panels:
@@ -270,9 +287,9 @@ def _share_panels(layer: nn.Module, linears: list[Linear], panels: Panels) -> No
                 setattr(parent, name, PanelSlice(panels, firsts[child], child.out_features))
 
 
-def _eps(norm: nn.Module) -> float:
+def eps_of_norm(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
 
 
-def _float_bits(number: float) -> int:
+def float_bits(number: float) -> int:
     return int(np.float32(number).view(np.int32))

@@ -85,7 +85,7 @@ def _calls_layers_in_turn(model: PreTrainedModel, layers: nn.ModuleList) -> bool
     """Whether the module that calls the layers has Llama's code or that of its kin: each layer gets what the one before
     has put out, and all of them run."""
     callers = [module for module in model.modules() if any(child is layers for child in module.children())]
-    return len(callers) == 1 and "forward" not in vars(callers[0]) and _code_of(type(callers[0])) in _known_code()
+    return len(callers) == 1 and has_known_code(callers[0])
 
 
 def _chain_neighbours(fused: Mapping[int, FusedLayer]) -> None:
@@ -207,6 +207,7 @@ def _known_code() -> frozenset[tuple[Any, ...]]:
     from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
     kinds = [
+        *(llama.LlamaForCausalLM, mistral.MistralForCausalLM, qwen2.Qwen2ForCausalLM, qwen3.Qwen3ForCausalLM),
         *(llama.LlamaModel, mistral.MistralModel, qwen2.Qwen2Model, qwen3.Qwen3Model),
         *(llama.LlamaDecoderLayer, llama.LlamaAttention, llama.LlamaMLP, llama.LlamaRMSNorm),
         *(mistral.MistralDecoderLayer, mistral.MistralAttention, mistral.MistralMLP, mistral.MistralRMSNorm),
@@ -214,6 +215,11 @@ def _known_code() -> frozenset[tuple[Any, ...]]:
         *(qwen3.Qwen3DecoderLayer, qwen3.Qwen3Attention, qwen3.Qwen3MLP, qwen3.Qwen3RMSNorm),
     ]
     return frozenset(map(_code_of, kinds))
+
+
+def has_known_code(module: nn.Module) -> bool:
+    """Whether the forward of a module is Llama's or that of its kin."""
+    return "forward" not in vars(module) and _code_of(type(module)) in _known_code()
 
 
 def _code_of(kind: type[nn.Module]) -> tuple[Any, ...]:

@@ -16,8 +16,23 @@ from numba import carray, njit
 
 from actors.engine.cpu_kernels.addresses import floats, halves, int64s, run_steps
 from actors.engine.cpu_kernels.entry_points import SOURCES, entry_point
-from actors.engine.cpu_kernels.layer_state import CACHE, COSINES, HIDDEN, INPUTS, PRODUCTS, ROTATED, ROWS, SINES, SLOTS
-from actors.engine.cpu_kernels.numbers import narrowed, rounded
+from actors.engine.cpu_kernels.layer_state import (
+    ANGLES_AT,
+    CACHE,
+    COSINES,
+    HIDDEN,
+    INPUTS,
+    LOGITS,
+    NUM_WANTED,
+    PRODUCTS,
+    ROTATED,
+    ROWS,
+    SINES,
+    SLOTS,
+    TOKEN_IDS,
+    WANTED,
+)
+from actors.engine.cpu_kernels.numbers import narrowed, rounded, widened
 from actors.engine.cpu_kernels.panel_linear import multiply_share
 from actors.engine.cpu_kernels.threads import num_threads, openmp, thread_num
 from actors.sampling.exponential import exponential
@@ -35,6 +50,61 @@ def runner() -> tuple[Any, int]:
         run_steps(program)
 
     return openmp(), entry_point(run)
+
+
+@lru_cache
+def embed(is_half: bool) -> int:
+    """hidden = embeddings of the tokens. Fields: state, width, address of the embeddings, float32 or bfloat16."""
+    sources = SOURCES
+
+    def share(work):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018 - a part of the key of numba's cache
+        state, width = int64s(work[0]), work[1]
+        rows, thread, threads, token_ids = state[ROWS], thread_num(), num_threads(), int64s(state[TOKEN_IDS])
+        for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            hidden, first = carray(floats(state[HIDDEN] + 4 * row * width), (width,)), token_ids[row] * width
+            if is_half:
+                bits = carray(halves(work[2] + 2 * first), (width,))
+                for index in range(width):
+                    hidden[index] = widened(bits[index])
+            else:
+                hidden[:] = carray(floats(work[2] + 4 * first), (width,))
+
+    return entry_point(share)
+
+
+@lru_cache
+def normalize_wanted(rounds: bool) -> int:
+    """inputs = the normalized hidden states of the rows with logits. Fields: state, width, weight, bits of eps in
+    float32, whether inputs are halves."""
+    sources = SOURCES
+
+    def share(work):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018 - a part of the key of numba's cache
+        state, width, is_half, eps = int64s(work[0]), work[1], work[4] == 1, np.int32(work[3]).view(np.float32)
+        count, thread, threads, wanted = state[NUM_WANTED], thread_num(), num_threads(), int64s(state[WANTED])
+        normalized = np.empty(width, np.float32)
+        for index in range(count * thread // threads, count * (thread + 1) // threads):
+            normalized[:] = carray(floats(state[HIDDEN] + 4 * wanted[index] * width), (width,))
+            _normalize(normalized, carray(floats(work[2]), (width,)), eps, rounds)
+            store(state[INPUTS], index * width, normalized, is_half)
+
+    return entry_point(share)
+
+
+@lru_cache
+def multiply_wanted() -> int:
+    """logits = inputs times weights, for the rows with logits. Fields as of `multiply_panels`."""
+    sources = SOURCES
+
+    def share(work):  # type: ignore[no-untyped-def]
+        sources  # noqa: B018 - a part of the key of numba's cache
+        state = int64s(work[0])
+        multiply_share(
+            state[INPUTS], state[NUM_WANTED], state[LOGITS], work[1], work[2], work[3], work[4], work[5], work[6]
+        )
+
+    return entry_point(share)
 
 
 @lru_cache
@@ -117,8 +187,9 @@ def rotate(rounds: bool) -> int:
         rows, thread, threads, slots = state[ROWS], thread_num(), num_threads(), int64s(state[SLOTS])
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             products = carray(floats(state[PRODUCTS] + 4 * row * stride), (heads + 2 * key_heads, dim))
-            cosines = carray(floats(state[COSINES] + 4 * row * rotated), (rotated,))
-            sines = carray(floats(state[SINES] + 4 * row * rotated), (rotated,))
+            angle = 4 * rotated * int64s(state[ANGLES_AT])[row]
+            cosines = carray(floats(state[COSINES] + angle), (rotated,))
+            sines = carray(floats(state[SINES] + angle), (rotated,))
             if rounds:
                 for head in range(len(products)):
                     for index in range(dim):

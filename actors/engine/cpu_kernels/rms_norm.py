@@ -29,7 +29,7 @@ class RmsNorm(nn.Module):
     def __init__(self, weight: Tensor, eps: float) -> None:
         super().__init__()
         self.weight = weight
-        self._eps = eps
+        self.eps = eps
         self._run, self._share = openmp(), share_of_rows(weight.dtype == torch.bfloat16)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class RmsNorm(nn.Module):
         outputs = torch.empty_like(rows)
         width = len(self.weight)
         work = _Work(
-            rows.data_ptr(), outputs.data_ptr(), self.weight.data_ptr(), rows.numel() // width, width, self._eps
+            rows.data_ptr(), outputs.data_ptr(), self.weight.data_ptr(), rows.numel() // width, width, self.eps
         )
         self._run(self._share, ctypes.byref(work), torch.get_num_threads(), 0)
         return outputs

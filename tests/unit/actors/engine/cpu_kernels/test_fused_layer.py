@@ -15,12 +15,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoModelForCausalLM, LlamaConfig, Ministral3Config, MistralConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 
 from actors.engine.batch import SequenceRows
 from actors.engine.block_pool import BlockPool
-from actors.engine.cpu_kernels import layer_fusion
+from actors.engine.cpu_kernels import layer_fusion, layer_steps
 from actors.engine.cpu_kernels.fused_layer import FusedLayer
+from actors.engine.cpu_kernels.panel_linear import PanelLinear
 from actors.engine.cpu_kernels.threads import has_openmp
 from actors.engine.model_runner import ModelRunner
 from actors.engine.options import EngineOptions
@@ -43,6 +44,8 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES),
     "mistral": MistralConfig(**SIZES, sliding_window=70),
     "one key head": LlamaConfig(**SIZES | {"num_key_value_heads": 1, "num_attention_heads": 3}),
+    "dynamic angles": LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+    "scaled angles": LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
     "odd": LlamaConfig(**SIZES | {"hidden_size": 90, "intermediate_size": 122}),
 }
 
@@ -259,33 +262,39 @@ def test_quantized_layers_are_fused_and_say_what_plain_ones_say(name, quantizati
     assert ((found - expected).norm(dim=1) / expected.norm(dim=1)).max() < 1e-3
 
 
-def calls_of(layers: nn.ModuleList, monkeypatch) -> list[int]:
+def calls_of(monkeypatch) -> list[int]:
     """How many steps each call from now on runs."""
     steps: list[int] = []
-    for layer in layers:
-        run = layer._run
+    run, address = layer_steps.runner()
 
-        def counted(runner, program, *rest, run=run):
-            steps.append(int(ctypes.c_int64.from_address(program).value))
-            run(runner, program, *rest)
+    def counted(runner, program, *rest):
+        steps.append(int(ctypes.c_int64.from_address(program).value))
+        run(runner, program, *rest)
 
-        monkeypatch.setattr(layer, "_run", counted)
+    monkeypatch.setattr(layer_steps, "runner", lambda: (counted, address))
     return steps
 
 
+def with_panels(model: nn.Module) -> nn.Module:
+    """With the kernel of the output layer that whole forwards have."""
+    model.lm_head = PanelLinear(model.lm_head)
+    return model
+
+
 def test_all_layers_run_in_one_call_unless_somebody_looks_between_them(monkeypatch):
-    runner, rounds = ModelRunner(make_model("llama"), BLOCKS * BLOCK), rounds_of(np.random.default_rng(4), 2)
+    runner = ModelRunner(with_panels(make_model("llama")), BLOCKS * BLOCK)
+    rounds = rounds_of(np.random.default_rng(4), 2)
     layers = runner.model.model.layers
-    steps = calls_of(layers, monkeypatch)
+    steps = calls_of(monkeypatch)
     expected = logits_of(runner, rounds, 3)
-    assert steps == [30] * len(rounds)
+    assert steps == [33] * len(rounds)  # embeddings, the last norm and the output layer, too
     seen: list[torch.Tensor] = []
     hook = layers[1].register_forward_hook(lambda module, args, outputs: seen.append(outputs.clone()))
     assert torch.equal(logits_of(runner, rounds, 3), expected)
     assert steps[len(rounds) :] == [10] * 3 * len(rounds)
     hook.remove()
     assert torch.equal(logits_of(runner, rounds, 3), expected)
-    assert steps[-1] == 30
+    assert steps[-1] == 33
     everywhere = register_module_forward_hook(lambda module, args, outputs: None)
     assert torch.equal(logits_of(runner, rounds, 3), expected)
     assert steps[-1] == 10
@@ -295,13 +304,75 @@ def test_all_layers_run_in_one_call_unless_somebody_looks_between_them(monkeypat
     assert not torch.equal(seen[0], seen[1][:, : seen[0].shape[1]])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "biases", "mistral", "qwen2", "qwen3", "dynamic angles", "scaled angles"])
+def test_a_whole_forward_gives_the_bits_of_the_modules_between(name, dtype, monkeypatch):
+    model = with_panels(make_model(name, dtype))
+    runner, rounds = ModelRunner(model, BLOCKS * BLOCK), rounds_of(np.random.default_rng(6), 3)
+    steps = calls_of(monkeypatch)
+    found = logits_of(runner, rounds, 3)
+    for module in (
+        model,
+        model.model,
+        model.model.embed_tokens,
+        model.model.rotary_emb,
+        model.model.norm,
+        model.lm_head,
+    ):
+        hook = module.register_forward_hook(lambda *_: None)
+        assert torch.equal(logits_of(runner, rounds, 3), found)
+        hook.remove()
+    assert steps == [33] * len(rounds) + [30] * 6 * len(rounds)
+
+
+def test_a_whole_forward_goes_beyond_the_angles_it_has_and_refuses_tokens_without_embeddings():
+    model = with_panels(make_model("llama"))
+    runner, pool = ModelRunner(model, 150 * BLOCK), BlockPool(150, BLOCK, False)
+    sequence = Sequence(1, SequenceStart(SamplingParams(seed=0, temperature=0.0), 1), pool)
+    found = []
+    for length in (900, 1_100, 300):  # of 1,024 positions, of more, and again of few
+        sequence.extend(np.arange(length, dtype=np.int32) % VOCAB)
+        assert sequence.reserve(sequence.length)
+        none = np.empty(0, np.int32)
+        rows = [SequenceRows(sequence, length, none, none)]
+        found.append(runner.run(rows, [1]))
+        hook = model.register_forward_hook(lambda *_: None)
+        assert torch.equal(runner.run(rows, [1]), found[-1])
+        hook.remove()
+        sequence.computed(length, none, none)
+    for token in (VOCAB, -1):
+        nodes = np.array([token], np.int32)
+        assert sequence.reserve(sequence.length + 1)
+        with pytest.raises(IndexError, match="97, the number of embeddings"):
+            runner.run([SequenceRows(sequence, 0, nodes, np.array([-1], np.int32))], [1])
+
+
+@pytest.mark.parametrize("part", ["head", "embedding", "code", "norm"])
+def test_a_model_with_another_part_runs_its_own_modules(part, monkeypatch):
+    model = make_model("llama")
+    if part != "head":
+        with_panels(model)
+    if part == "embedding":
+        model.model.embed_tokens.max_norm = 1.0
+    elif part == "code":
+        model.__class__ = type(
+            "Other", (LlamaForCausalLM,), {"forward": lambda self, **given: super(type(self), self).forward(**given)}
+        )
+    elif part == "norm":
+        model.model.norm = nn.LayerNorm(96).requires_grad_(False)
+    else:
+        model.lm_head.register_forward_hook(lambda *_: None)
+    runner, steps = ModelRunner(model, BLOCKS * BLOCK), calls_of(monkeypatch)
+    logits_of(runner, [[(9, [])]], 3)
+    assert steps == [30]
+
+
 def test_a_layer_that_is_not_fused_parts_the_chain(monkeypatch):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"num_hidden_layers": 6})).eval()
     model.model.layers[2].mlp.act_fn = nn.GELU()
     fused = ModelRunner(model, BLOCKS * BLOCK)
     assert is_fused(fused.model) == [True, True, False, True, True, True]
-    layers = nn.ModuleList(layer for layer in fused.model.model.layers if isinstance(layer, FusedLayer))
-    steps, rounds = calls_of(layers, monkeypatch), rounds_of(np.random.default_rng(4), 2)
+    steps, rounds = calls_of(monkeypatch), rounds_of(np.random.default_rng(4), 2)
     logits_of(fused, rounds, 3)
     assert steps == [20, 30] * len(rounds)
 
@@ -325,7 +396,7 @@ def test_layers_between_which_a_model_does_something_run_one_by_one(in_place, mo
     plain = ModelRunner(copy.deepcopy(model), BLOCKS * BLOCK, is_eager=True)
     fused = ModelRunner(model, BLOCKS * BLOCK)
     assert is_fused(fused.model) == [True] * 3
-    steps, rounds = calls_of(fused.model.model.layers, monkeypatch), rounds_of(np.random.default_rng(4), 2)
+    steps, rounds = calls_of(monkeypatch), rounds_of(np.random.default_rng(4), 2)
     found, expected = logits_of(fused, rounds, 3), logits_of(plain, rounds, 3)
     assert steps == [10] * 3 * len(rounds)
     assert torch.allclose(found, expected, atol=1e-3)
