@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numba
 import numpy as np
@@ -12,7 +12,7 @@ from cache_service.store.fair_share import first_to_give_way
 
 # Finer near the ends: where a draft model is modest, nodes of long paths may be right at a confidence of 0.001, and 0.9
 # differs from 0.97 after ten of them.
-KNOTS = np.array([0.0, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, *np.arange(1, 10) / 10, 0.97, 1.0])
+KNOTS = np.array([0.0, 1e-5, 1e-4, 1e-3, 5e-3, 0.02, 0.05, *np.arange(1, 10) / 10, 0.97, 1.0])
 
 _PRIOR_STRENGTH = 6.0  # observations a knot's prior is worth
 _MAX_WEIGHT = 96.0  # observations a knot remembers
@@ -58,20 +58,21 @@ class Calibration:
     """confidence -> probability that the node is accepted, in `num_curves` curves, one for each kind of node.
 
     Every verified node is one observation, shared between the two knots around its confidence. A knot's level is
-    (hits + prior) / (trials + prior strength), so that few samples move the whole curve and many shape it. The prior of
-    a source that promises too much is the confidence times the ratio of accepted to promised nodes. One that promises
-    too little is wrong by more at each depth, since confidences are products: its prior is the power of the confidence
-    that promises as many nodes as were accepted. Levels are then made non-decreasing by isotonic regression. All
-    weights decay with the rounds: what is known of a source that the planner has stopped choosing fades back to its own
-    word, and it gets another, cheap, try.
+    (hits + prior) / (trials + prior strength), so that few samples move the whole curve and many shape it. The prior is
+    the confidence times the ratio of accepted to promised nodes. A model that promises too little is wrong by more at
+    each depth, since its confidences are products of probabilities: its prior is the power of the confidence that
+    promises as many nodes as were accepted. Levels are then made non-decreasing by isotonic regression. All weights
+    decay with the rounds: what is known of a source that the planner has stopped choosing fades back to its own word,
+    and it gets another, cheap, try.
 
     The curves are there once for each of several groups, group g's from g * num_curves on. Groups know nothing of each
     other, and a round counts for those only that were in it.
     """
 
-    def __init__(self, num_curves: int) -> None:
-        """With one group."""
+    def __init__(self, num_curves: int, of_models: Collection[int] = ()) -> None:
+        """With one group. of_models: curves of nodes whose confidences are products of a model's probabilities."""
         self._num_curves = num_curves
+        self._of_models = np.isin(np.arange(num_curves), list(of_models))
         self.curves = _new_curves(num_curves)  # KNOT [curves, knots]; the planner's kernels read and add to them
         self._rounds = np.zeros(1, np.int64)  # by group
         self._fitted_weight = np.zeros(1)  # sum of all trials by group, when its curves were last fitted
@@ -112,12 +113,12 @@ class Calibration:
         """
         if groups is None:
             groups = np.arange(len(self._rounds))
-        _end_round(self.curves, self._num_curves, groups, self._rounds, self._fitted_weight)
+        _end_round(self.curves, self._of_models, groups, self._rounds, self._fitted_weight)
 
     def refresh(self) -> None:
         """Forget a little, and fit all curves anew."""
         for group in range(len(self._rounds)):
-            self._fitted_weight[group] = _fit(self._of(group), _DECAY)
+            self._fitted_weight[group] = _fit(self._of(group), self._of_models, _DECAY)
 
     def _of(self, group: int) -> np.ndarray:
         return self.curves[group * self._num_curves : (group + 1) * self._num_curves]
@@ -130,13 +131,14 @@ def _new_curves(count: int) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def _end_round(curves, num_curves, groups, rounds, fitted_weight):  # type: ignore[no-untyped-def]
+def _end_round(curves, of_models, groups, rounds, fitted_weight):  # type: ignore[no-untyped-def]
+    num_curves = len(of_models)
     for group in groups:
         rounds[group] += 1
         own = curves[group * num_curves : (group + 1) * num_curves]
         is_time = rounds[group] % _DECAY_ROUNDS == 0
         if is_time or _weight(own) >= fitted_weight[group] + _FIT_OBSERVATIONS:
-            fitted_weight[group] = _fit(own, _DECAY if is_time else 1.0)
+            fitted_weight[group] = _fit(own, of_models, _DECAY if is_time else 1.0)
 
 
 @numba.njit(cache=True)
@@ -149,8 +151,9 @@ def _weight(curves):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _fit(curves, decay):  # type: ignore[no-untyped-def]
-    """Fit curves (KNOT [curves, knots]) anew, and return their weight. decay: factor on what they remember."""
+def _fit(curves, of_models, decay):  # type: ignore[no-untyped-def]
+    """Fit curves (KNOT [curves, knots]) anew, and return their weight. of_models: bool [curves]; decay: factor on what
+    they remember."""
     levels, weights = np.empty(len(KNOTS)), np.empty(len(KNOTS))
     for curve in range(curves.shape[0]):
         knots = curves[curve]
@@ -161,10 +164,11 @@ def _fit(curves, decay):  # type: ignore[no-untyped-def]
             knots[index].hits *= scale
             accepted += knots[index].hits
             promised += knots[index].trials * KNOTS[index]
-        ratio = min(max((accepted + 2.0) / (promised + 2.0), 0.02), 1.0)
-        exponent = _exponent(knots) if accepted > promised else 1.0
+        ratio, exponent = min(max((accepted + 2.0) / (promised + 2.0), 0.02), 4.0), 1.0
+        if of_models[curve] and accepted > promised:
+            ratio, exponent = 1.0, _exponent(knots)
         for index in range(len(KNOTS)):
-            prior = ratio * KNOTS[index] ** exponent
+            prior = min(ratio * KNOTS[index] ** exponent, 1.0)
             weights[index] = knots[index].trials + _PRIOR_STRENGTH
             levels[index] = (knots[index].hits + _PRIOR_STRENGTH * prior) / weights[index]
         fitted = isotonic(levels, weights)
@@ -272,13 +276,19 @@ class SourceCalibration:
     """
 
     def __init__(
-        self, num_sources: int, max_sequences: int = 1, max_namespaces: int = MAX_NAMESPACES, num_chains: int = 1
+        self,
+        num_sources: int,
+        max_sequences: int = 1,
+        max_namespaces: int = MAX_NAMESPACES,
+        num_chains: int = 1,
+        models: Collection[int] = (),
     ) -> None:
         """max_sequences: of a round, each perhaps of another namespace; max_namespaces: that are known beside those;
-        num_chains: draft models."""
+        num_chains: draft models; models: sources that are models."""
         self.num_sources = num_sources
-        self.by_sources = Calibration(2 * num_sources + 1)
-        self.chain = Calibration(num_chains)
+        alone = [num_sources + 1 + source for source in models]
+        self.by_sources = Calibration(2 * num_sources + 1, of_models=[*models, *alone])
+        self.chain = Calibration(num_chains, of_models=range(num_chains))
         self._num_chains = num_chains
         self._all = (self.by_sources, self.chain)
         self._slots = NamespaceSlots(max_sequences, max_namespaces)

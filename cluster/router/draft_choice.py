@@ -73,7 +73,9 @@ class DraftChoice:
         self._head = sources.head
         self._of_pools = sources.of_pools  # source indices by pool; a sequence has drafts of one of a pool's only
         self._pool_of = sources.pool_of
-        self._calibration = SourceCalibration(len(self._names), limits.max_sequences, num_chains=len(sources.of_pools))
+        self._calibration = SourceCalibration(
+            len(self._names), limits.max_sequences, num_chains=len(sources.of_pools), models=sources.models
+        )
         self._limits = limits
         self._vocab_size = limits.vocab_size
         self._chain_only = limits.chain_only

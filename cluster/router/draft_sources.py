@@ -66,6 +66,7 @@ class DraftSources:
         self._sources = [*cpu, *(source for source in elsewhere if is_there[source.name]), *further]
         self.names = tuple(source.name for source in self._sources)
         self.num_cpu = len(cpu)
+        self.models = range(self.num_cpu, len(self.names))
         self.head = self.names.index(EAGLE) if has_head else None
         first = self.names.index(DRAFT_MODEL)
         self.pool_of = {first + index: index for index in range(len(pools))}  # pool of each source on draft workers

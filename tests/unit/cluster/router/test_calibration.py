@@ -45,13 +45,15 @@ def test_calibration_with_few_samples_stays_near_the_sources_own_word():
     assert 0.2 < calibration.probability(0, 0.5) <= 0.5
 
 
-def test_a_modest_source_is_believed_at_depths_that_were_never_verified():
+def test_a_modest_model_is_believed_at_depths_that_were_never_verified_and_other_sources_are_not():
     """Each token of its chains says 0.5 and is right 19 times of 20; only the first three of a chain were verified."""
-    calibration = Calibration(1)
+    calibration = Calibration(2, of_models=[1])
     random = np.random.default_rng(4)
-    feed(calibration, 0, 200, lambda r: 0.5 ** np.arange(1, 4), lambda c: 0.95 ** -np.log2(c), random)
+    for curve in (0, 1):
+        feed(calibration, curve, 200, lambda r: 0.5 ** np.arange(1, 4), lambda c: 0.95 ** -np.log2(c), random)
     for depth in (6, 10):
-        assert calibration.probability(0, 0.5**depth) == pytest.approx(0.95**depth, abs=0.12)
+        assert calibration.probability(1, 0.5**depth) == pytest.approx(0.95**depth, abs=0.12)
+        assert calibration.probability(0, 0.5**depth) <= 4 * 0.5 ** (depth - 1)
 
 
 def test_calibration_stays_between_zero_and_one_whatever_it_is_fed():
