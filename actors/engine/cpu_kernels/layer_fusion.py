@@ -94,7 +94,7 @@ def _chain_neighbours(fused: Mapping[int, FusedLayer]) -> None:
         if index in fused:
             chain.append(fused[index])
         else:
-            if len(chain) > 1:
+            if chain:
                 Chain(chain)
             chain = []
 

@@ -184,7 +184,8 @@ def _block_of(
 def _not_unrolled(module: ir.Module) -> ir.MDValue:
     """Metadata of a loop that LLVM is not to unroll. Of several turns at once it may keep sums in memory."""
     loop = module.add_metadata([module.add_metadata(["llvm.loop.unroll.disable"])])
-    loop.operands = (loop, *loop.operands)  # the first one of a loop is itself
+    if loop.operands[0] is not loop:  # the module's loops share the node, whose first operand is itself
+        loop.operands = (loop, *loop.operands)
     return loop
 
 

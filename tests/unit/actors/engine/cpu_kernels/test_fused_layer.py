@@ -325,6 +325,17 @@ def test_a_whole_forward_gives_the_bits_of_the_modules_between(name, dtype, monk
     assert steps == [33] * len(rounds) + [30] * 6 * len(rounds)
 
 
+def test_a_forward_of_one_layer_runs_in_one_call(monkeypatch):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"num_hidden_layers": 1})).eval()
+    runner, rounds = ModelRunner(with_panels(model), BLOCKS * BLOCK), rounds_of(np.random.default_rng(7), 2)
+    steps = calls_of(monkeypatch)
+    found = logits_of(runner, rounds, 3)
+    hook = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert torch.equal(logits_of(runner, rounds, 3), found)
+    hook.remove()
+    assert steps == [13] * len(rounds) + [10] * len(rounds)
+
+
 def test_a_whole_forward_goes_beyond_the_angles_it_has_and_refuses_tokens_without_embeddings():
     model = with_panels(make_model("llama"))
     runner, pool = ModelRunner(model, 150 * BLOCK), BlockPool(150, BLOCK, False)

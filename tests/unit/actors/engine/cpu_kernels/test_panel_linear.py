@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import ir
 from numba import config
 from torch import nn
 
-from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES, blocks_of, compiled_features
+from actors.engine.cpu_kernels.microkernel import AHEAD_BYTES, _not_unrolled, blocks_of, compiled_features
 from actors.engine.cpu_kernels.panel_linear import PanelKernel, PanelLinear, has_bfloat16_pairs
 from actors.engine.cpu_kernels.threads import has_openmp
 
@@ -119,6 +120,15 @@ def test_inputs_that_are_views_are_read_right():
     panels = PanelLinear(layer)
     assert torch.equal(panels(wide[:, :32]), panels(wide[:, :32].contiguous()))
     assert torch.equal(panels(wide[::2, :32].unsqueeze(0)), panels(wide[::2, :32].contiguous()).unsqueeze(0))
+
+
+def test_the_metadata_of_a_loop_begins_with_itself_once_however_many_loops_a_module_has():
+    module = ir.Module()
+    loops = [_not_unrolled(module) for _ in range(3)]
+    for loop in loops:
+        itself, option = loop.operands
+        assert itself is loop
+        assert "llvm.loop.unroll.disable" in str(option)
 
 
 def test_blocks_fit_into_the_registers_of_each_instruction_set():
