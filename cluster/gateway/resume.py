@@ -45,6 +45,8 @@ class UnbrokenStream:
         """A router's chunk as the client gets it."""
         self._delivered.extend(chunk.token_ids)
         self._attempts = 0
+        if self._request.refusal is not None:  # it is of that time; the next router is chosen anew
+            self._request = msgspec.structs.replace(self._request, refusal=None)
         if chunk.index != self._index:
             chunk = msgspec.structs.replace(chunk, index=self._index)
         self._index += 1
@@ -57,14 +59,13 @@ class UnbrokenStream:
     def pause_after(self, error: Unavailable | Overloaded) -> float:
         """Seconds until the next router is asked. Raises the error if the client is to have it."""
         if isinstance(error, Overloaded):
-            if self._delivered:
-                return error.retry_after_s
-            if not isinstance(error, ObjectiveUnreachable) or not error.router_id:
+            refusal = None
+            if isinstance(error, ObjectiveUnreachable) and error.router_id:
+                refusal = Refusal(error.router_id, error.retry_after_s)
+            elif not self._delivered:
                 raise error
-            self._request = msgspec.structs.replace(
-                self._request, refusal=Refusal(error.router_id, error.retry_after_s)
-            )
-            return 0.0
+            self._request = msgspec.structs.replace(self._request, refusal=refusal)
+            return error.retry_after_s if refusal is None else 0.0
         may_go_on = self._index > 0 or isinstance(error, RouterLost)
         if not may_go_on or self._attempts == len(_PAUSES_S):
             raise error
@@ -97,9 +98,9 @@ async def generate_unbroken(
     """Chunks of `request`, numbered from 0, each token once. Statistics cover the last router's part only.
 
     Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
-    start is raised at once. `Overloaded` is raised before the first token, and waited out without limit after it; but
-    after the first `ObjectiveUnreachable` one other router is asked. The caller enforces the deadline; each router is
-    told the time left.
+    start is raised at once. After an `ObjectiveUnreachable` one other router is asked. Otherwise `Overloaded` is raised
+    before the first token, and waited out without limit after it. The caller enforces the deadline; each router is told
+    the time left.
     """
     stream = UnbrokenStream(request, time.monotonic())
     while True:

@@ -104,3 +104,50 @@ async def test_no_other_router_is_asked_where_there_is_none_or_the_queue_is_full
         await answer_of(routers)
     assert raised.value is error
     assert len(routers.asked) == 1
+
+
+class Scripted:
+    """Routers that deliver one token each time, and then end with these errors, one after the other: none, at last."""
+
+    def __init__(self, clock: Waits, *errors: RouterLost | Overloaded) -> None:
+        self.asked: list[tuple[float, Refusal | None]] = []
+        self._clock = clock
+        self._errors = list(errors)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.asked.append((self._clock.now, request.refusal))
+        error = self._errors.pop(0) if self._errors else None
+        if isinstance(error, Overloaded):
+            raise error
+        reason = None if error else "length"
+        yield TokenChunk(request_id=request.request_id, index=0, token_ids=(7,), finish_reason=reason)
+        if error:
+            raise error
+
+
+async def asked_of(
+    monkeypatch: pytest.MonkeyPatch, *errors: RouterLost | Overloaded
+) -> list[tuple[float, Refusal | None]]:
+    clock = Waits()
+    monkeypatch.setattr(resume, "asyncio", clock)
+    monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    routers = Scripted(clock, *errors)
+    router: RouterClient = routers  # type: ignore[assignment]
+    async for _ in generate_unbroken(router, REQUEST, lambda: None):
+        pass
+    return routers.asked
+
+
+async def test_a_stream_that_one_router_would_delay_goes_on_at_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = RouterLost("gone"), unreachable("a", 9.0), unreachable("", 4.0)
+    (_, lost, one, other) = await asked_of(monkeypatch, *errors)
+    assert lost == (0.05, None)
+    assert one == (0.05, Refusal("a", 9.0))
+    assert other == (4.05, None)  # after the pause any router may have room
+
+
+async def test_a_refusal_of_before_the_first_token_is_not_held_against_the_router_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = await asked_of(monkeypatch, unreachable("a", 2.0), RouterLost("gone"))
+    assert [refusal for _, refusal in asked] == [None, Refusal("a", 2.0), None]
