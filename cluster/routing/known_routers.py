@@ -13,7 +13,7 @@ from cluster.routing.router_news import RouterNews
 from cluster.routing.warm_blocks import WarmBlocks
 
 _STALE_S = 2.0  # without news: the router hangs, or cannot be heard
-_NOTHING = Coming()
+_NOTHING = (0, Coming())  # sent
 _REPEATED_WEIGHT = 2.0  # of tokens that one router alone has, where another one would compute them again; measured
 MOST_COMPARED = 16  # of many routers: those drawn by chance, and those that know most of the prompt
 
@@ -63,15 +63,6 @@ def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
     return repeated
 
 
-@dataclass(slots=True)
-class _Sent:
-    """What went to a router since its last news."""
-
-    num_heard: int  # news until then
-    coming: Coming = _NOTHING
-    assumed: set[int] = field(default_factory=set)  # blocks that it is taken to have since then
-
-
 class KnownRouters:
     """By router id. Several gateways decide on the same news, so each takes it that the others have sent as much as it
     has itself."""
@@ -79,7 +70,7 @@ class KnownRouters:
     def __init__(self, rng: random.Random | None = None, heard: dict[str, HeardRouter] | None = None) -> None:
         """heard: by router id, where simulated gateways share it; None: nothing yet."""
         self._routers: dict[str, HeardRouter] = {} if heard is None else heard
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, tuple[int, Coming]] = {}  # since which of the router's news, and what
         self._rng = rng or random.Random()
 
     def hear(self, news: RouterNews, now: float) -> None:
@@ -99,18 +90,17 @@ class KnownRouters:
             del self._routers[router_id]
             self._sent.pop(router_id, None)
 
-    def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float, refused_by: str = "") -> list[list[str]]:
+    def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
         """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest. Of many
         routers, some: the others are no better by much, since loads that are a moment old are compared.
 
         Those that have not been heard lately share a rank with the first one for as many of the requests as is their
         share of the routers: whoever has the shortest queue gets it. So a router whose news is lost is used all the
         same, and one that hangs gets no more than the first one has. Routers that say that they take no requests come
-        last, after the one that has refused this one.
+        last.
         """
-        others = [router_id for router_id in routers if router_id != refused_by] if refused_by else routers
         heard, silent, closed = [], [], []
-        for router_id in self._compared(others, prompt):
+        for router_id in self._compared(routers, prompt):
             known = self._routers.get(router_id)
             if known is None or now - known.heard_at > _STALE_S:
                 silent.append(router_id)
@@ -125,8 +115,6 @@ class KnownRouters:
                 ranks[0] += silent
             else:
                 ranks.append(silent)
-        if len(others) < len(routers):
-            ranks.append([refused_by])
         return [*ranks, closed] if closed else ranks
 
     def _soonest_first(self, heard: list[tuple[str, HeardRouter, RouterLoad]], prompt: RoutedPrompt) -> list[str]:
@@ -178,28 +166,16 @@ class KnownRouters:
 
     def _coming(self, router_id: str, known: HeardRouter) -> Coming:
         """What went there since its last news."""
-        sent = self._sent.get(router_id)
-        return sent.coming if sent is not None and sent.num_heard == known.num_heard else _NOTHING
+        num_heard, coming = self._sent.get(router_id, _NOTHING)
+        return coming if num_heard == known.num_heard else _NOTHING[1]
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The request goes there: until that router says more, it has more to do, and will have the prompt."""
         known = self._routers.get(router_id)
         if known is not None:
-            sent = self._sent.get(router_id)
-            if sent is None or sent.num_heard != known.num_heard:
-                sent = self._sent[router_id] = _Sent(known.num_heard)
-            sent.coming = Coming(
-                sent.coming.requests + known.num_gateways,
-                sent.coming.tokens + known.num_gateways * known.num_cold(prompt),
+            before = self._coming(router_id, known)
+            coming = Coming(
+                before.requests + known.num_gateways, before.tokens + known.num_gateways * known.num_cold(prompt)
             )
-            blocks = [*reversed(prompt.blocks), prompt.namespace]
-            sent.assumed.update(block for block in blocks if block not in known.warm)
-            known.warm.use(blocks)
-
-    def refused(self, router_id: str, prompt: RoutedPrompt) -> None:
-        """The router has refused the request that was sent there, and will not have the prompt. If it computes a part
-        of it for others, it says so."""
-        known, sent = self._routers.get(router_id), self._sent.get(router_id)
-        if known is not None and sent is not None and sent.num_heard == known.num_heard:
-            for block in sent.assumed.intersection((*prompt.blocks, prompt.namespace)):
-                known.warm.pop(block, None)
+            self._sent[router_id] = known.num_heard, coming
+            known.warm.use([*reversed(prompt.blocks), prompt.namespace])

@@ -15,15 +15,15 @@ def soonest_first(
     known: KnownRouters, ready: Mapping[str, Replica], request: GenerationRequest, now: float
 ) -> list[list[Replica]]:
     """Replicas by rank, see `KnownRouters.ranks`. Where the first one is alone, it is taken that it gets the request.
-    A router that has refused the request is taken not to have its prompt.
+    The router that has refused the request comes last.
 
     ready: replicas by router id.
     """
     prompt = routed_prompt(request)
     refused_by = "" if request.refusal is None else request.refusal.router_id
-    if refused_by:
-        known.refused(refused_by, prompt)
-    ranks = known.ranks(list(ready), prompt, now, refused_by)
-    if ranks and len(ranks[0]) == 1 and ranks[0] != [refused_by]:
+    ranks = known.ranks([router_id for router_id in ready if router_id != refused_by], prompt, now)
+    if ranks and len(ranks[0]) == 1:
         known.sent(ranks[0][0], prompt)
+    if refused_by in ready:
+        ranks.append([refused_by])
     return [[ready[router_id] for router_id in rank] for rank in ranks]
