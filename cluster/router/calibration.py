@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
@@ -166,7 +167,7 @@ def _fit(curves, of_models, decay):  # type: ignore[no-untyped-def]
             promised += knots[index].trials * KNOTS[index]
         ratio, exponent = min(max((accepted + 2.0) / (promised + 2.0), 0.02), 4.0), 1.0
         if of_models[curve] and accepted > promised:
-            ratio, exponent = 1.0, _exponent(knots)
+            ratio, exponent = 1.0, min(promised_power(knots.trials, knots.hits, 2.0), 1.0)
         for index in range(len(KNOTS)):
             prior = min(ratio * KNOTS[index] ** exponent, 1.0)
             weights[index] = knots[index].trials + _PRIOR_STRENGTH
@@ -178,20 +179,25 @@ def _fit(curves, of_models, decay):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True)
-def _exponent(knots):  # type: ignore[no-untyped-def]
-    """The power of the confidence, at most 1, that promises as many nodes (KNOT [knots]) as were accepted."""
-    low, high = 0.0, 1.0
-    for _ in range(8):
+def promised_power(trials, hits, strength):  # type: ignore[no-untyped-def]
+    """The k with which the sum of confidence^k over the trials is the number of hits; both float64 [knots].
+
+    strength: nodes of confidence 0.5, half of them right, that it begins with.
+    """
+    right = np.sum(hits) + strength * 0.5
+    low, high = -5.0, 4.0  # of its logarithm
+    for _ in range(16):
         middle = (low + high) / 2
-        # To begin with, two nodes of confidence 0.5 are accepted as often as they promise.
-        surplus = 2.0 * (0.5**middle - 0.5)
+        power = math.exp(middle)
+        promised = strength * 0.5**power
         for index in range(len(KNOTS)):
-            surplus += knots[index].trials * KNOTS[index] ** middle - knots[index].hits
-        if surplus > 0.0:
+            if trials[index]:
+                promised += trials[index] * KNOTS[index] ** power
+        if promised > right:
             low = middle
         else:
             high = middle
-    return (low + high) / 2
+    return math.exp((low + high) / 2)
 
 
 @numba.njit(cache=True)

@@ -28,7 +28,7 @@ import numpy as np
 
 from actors.draft_tree import DraftTree
 from actors.draft_worth import no_worth
-from cluster.router.calibration import KNOTS, isotonic
+from cluster.router.calibration import KNOTS, isotonic, promised_power
 
 _WEIGHT = 0.1  # of a new measurement of the draft model's time
 _DECAY = 0.98  # of counts, with each tree
@@ -224,22 +224,6 @@ def _count(value, is_right, counts):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True)
 def _fit(paths, tokens):  # type: ignore[no-untyped-def]
     """What the counts say of p at the knots, drawn to c^k and never falling: float64 [knots]."""
-    expected = KNOTS ** _exponent(tokens)
+    expected = KNOTS ** promised_power(tokens[_TRIALS], tokens[_HITS], _PRIOR)
     weights = paths[_TRIALS] + _PRIOR
     return isotonic((paths[_HITS] + _PRIOR * expected) / weights, weights)
-
-
-@numba.njit(cache=True)
-def _exponent(tokens):  # type: ignore[no-untyped-def]
-    """The k with which the sum of share^k is the number of right tokens; 1 if they are as right as they say."""
-    low, high = -5.0, 4.0  # of its logarithm
-    for _ in range(16):
-        middle = (low + high) / 2
-        exponent = math.exp(middle)
-        # To begin with, half of the tokens of share 0.5 are right.
-        expected = np.sum(tokens[_TRIALS] * KNOTS**exponent) + _PRIOR * 0.5**exponent
-        if expected > np.sum(tokens[_HITS]) + _PRIOR * 0.5:
-            low = middle
-        else:
-            high = middle
-    return math.exp((low + high) / 2)

@@ -140,8 +140,8 @@ class LeasedBucket:
         return Report(self.rate, self.capacity, spent=spent, asked=self._asked, level=self._level(now))
 
     def _level(self, now: float) -> float:
-        """Of the cluster's bucket, if nobody has taken anything since it was told. A gateway that is seldom asked has
-        reported long ago: by the level of that time it would refuse the first request after each pause."""
+        """The level of the cluster's bucket, if nobody has taken anything since it was told. A gateway that is seldom
+        asked has reported long ago: by the level of that time it would refuse the first request after each pause."""
         return min(self.capacity, self._told.level + (now - self._told_at) * self.rate)
 
     def renew(self, told: Told, now: float) -> None:

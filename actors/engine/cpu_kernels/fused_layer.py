@@ -139,9 +139,9 @@ class FusedLayer(nn.Module):
             max(hidden, parts.output.in_features, width),
             max(product.width for product in products),
         )
-        norms = [(self._weight(norm), float_bits(eps_of_norm(norm))) for norm in parts.norms]
+        norms = [(self._weight(norm), float_bits(_eps(norm))) for norm in parts.norms]
         head_norms = [self._weight(norm) for norm in parts.head_norms] or [0, 0]
-        head_eps = float_bits(eps_of_norm(parts.head_norms[0])) if parts.head_norms else 0
+        head_eps = float_bits(_eps(parts.head_norms[0])) if parts.head_norms else 0
         add, product = layer_steps.add_and_normalize(rounds), layer_steps.multiply_panels()
         self.program, works = lay_out(
             self.space,
@@ -287,7 +287,7 @@ def _share_panels(layer: nn.Module, linears: list[Linear], panels: Panels) -> No
                 setattr(parent, name, PanelSlice(panels, firsts[child], child.out_features))
 
 
-def eps_of_norm(norm: nn.Module) -> float:
+def _eps(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
 
 

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -148,8 +149,18 @@ def test_the_kernel_of_gpus_computes_what_the_widened_weights_do(triton_device, 
             assert not torch.equal(output, fast(given.flip(1)))
 
 
+def numpy_multiplies_rows_alike() -> bool:
+    """Whether the bits of a row in a product do not depend on its place. Triton's interpreter multiplies with numpy,
+    whose library for some processors computes the last rows of a matrix in another order."""
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal((64, 64), np.float32) for _ in range(2))
+    return np.array_equal(np.roll(left, 20, 0) @ right, np.roll(left @ right, 20, 0))
+
+
 @pytest.mark.parametrize("kind", [Int8Linear, Int4Linear])
 def test_in_the_kernel_of_gpus_the_bits_of_a_row_do_not_depend_on_its_company(triton_device, kind):
+    if triton_device.type == "cpu" and not numpy_multiplies_rows_alike():
+        pytest.skip("in numpy's products on this processor, with which Triton interprets, rows differ by their place")
     layer = kind(linear(320, 80, bias=False, dtype=torch.float16), triton_device, has_kernel=True)
     given = rows(150, 320, torch.float16).to(triton_device)
     together = layer(given)
