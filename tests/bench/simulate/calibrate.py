@@ -43,7 +43,7 @@ from tests.bench.simulate.real_cluster import RoundMeter, serving
 
 CONFIG = Path("configs/laptop.yaml")
 SETTINGS = ["draft.model=none", "router.send_ahead='off'"]
-SHARES = {1: 0.08, 4: 0.16, 16: 0.30, 64: 0.46}  # of the prompts, by requests at a time
+SHARES = {1: 0.20, 4: 0.20, 16: 0.25, 64: 0.35}  # of the prompts, by requests at a time
 NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 _PACINGS = 3
 
@@ -61,8 +61,9 @@ def phases_of(count: int, concurrency: Sequence[int]) -> list[Phase]:
     return found
 
 
-def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> dict[int, Figures]:
-    found = {}
+def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> tuple[dict[int, Figures], list[Phase]]:
+    """Also the phases with their prompts in the order in which they were sent."""
+    found, sent = {}, []
     for concurrency, numbers in phases:
         prompts = [BenchPrompt(str(n), "", token_ids=tuple(texts.prompts[n].tolist())) for n in numbers]
         options = ServeOptions(
@@ -70,8 +71,9 @@ def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> dict[in
             ignore_eos=True, num_warmups=0,
         )  # fmt: skip
         meter = RoundMeter(url)
-        summary = run_serve(prompts, options).summaries["on"]
-        read = meter.read()
+        report = run_serve(prompts, options)
+        summary, read = report.summaries["on"], meter.read()
+        sent.append((concurrency, [int(record.name) for record in report.records["on"]]))
         found[concurrency] = {
             "tokens_per_s": summary["output_throughput"],
             "ttft_p50_ms": summary["median_ttft_ms"],
@@ -84,7 +86,7 @@ def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> dict[in
             "router_ms": read["router_s"] / read["rounds"] * 1e3,
         }
         print(f"real, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
-    return found
+    return found, sent
 
 
 class PacedTimes:
@@ -215,7 +217,7 @@ def main() -> None:
     if arguments.from_json is not None:
         data = json.loads(arguments.from_json.read_text())
         real = {int(concurrency): figures for concurrency, figures in data["real"].items()}
-        measured = Measured.from_json(data["constants"])
+        measured, phases = Measured.from_json(data["constants"]), data["phases"]
     else:
         load_before = os.getloadavg()
         with (
@@ -224,12 +226,13 @@ def main() -> None:
         ):
             measured = measure(url)
             print(measured.as_json(), flush=True)
-            real = run_real(url, texts, phases)
+            real, phases = run_real(url, texts, phases)
         data = {
             "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
             "load_average": {"before": load_before, "after": os.getloadavg()},
             "constants": measured.as_json(),
             "real": real,
+            "phases": phases,
         }
     config = load_config(CONFIG, SETTINGS)
     simulated = run_simulated(config, texts, phases, measured)

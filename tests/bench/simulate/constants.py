@@ -28,7 +28,8 @@ _FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a
 _PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
-_REPEATS = 6
+_REPEATS = 9
+_DECODINGS = 3
 _MOST_STEPPED_ROWS = 256  # as of `actors.engine.model_runner`
 _FIRST_TOKEN = 1000  # ids of made-up prompts
 
@@ -53,26 +54,34 @@ def measure(url: str, seed: int = 0) -> Measured:
     periods: dict[int, tuple[float, float]] = {}  # of rounds, by sequences: as clients see it, and the target's part
     router: dict[int, float] = {}
     for count in _DECODING:
-        decoding[count], router[count], gap = _decode(url, random, count, _PROMPT)
-        periods[count] = gap, decoding[count] + router[count]
+        decoding[count], quiet_router_s, gap = _decode(url, random, count, _PROMPT)
+        periods[count] = gap, decoding[count] + quiet_router_s
+        _, router[count], _ = _decode(url, random, count, _PROMPT, "on")
     far, _, _ = _decode(url, random, _FAR, _FAR_PROMPT)
     context_token_s = max(0.0, (far - decoding[_FAR]) / (_FAR * (_FAR_PROMPT - _PROMPT)))
     firsts: list[float] = []  # of answers of one token: what the client waits for beside the target
     for rows in _PROMPT_ROWS:
-        read, records = _metered(url, random, _REPEATS, 1, prompt=rows, answer=1)
-        prompts[rows] = read["target_s"] / _REPEATS  # in a round each; another, empty one frees the sequence
-        firsts += [record.ttft - prompts[rows] for record in records]
+        # In a round each; another, empty one frees the sequence.
+        asked = [_metered(url, random, 1, 1, prompt=rows, answer=1) for _ in range(_REPEATS)]
+        prompts[rows] = statistics.median(read["target_s"] for read, _ in asked)
+        firsts += [records[0].ttft - read["target_s"] for read, records in asked]
     gateway = _gateway_times(url, random)
     return Measured(_costs(periods, router, firsts, *gateway), _forward(decoding, prompts, context_token_s))
 
 
-def _decode(url: str, random: np.random.Generator, count: int, prompt: int) -> tuple[float, float, float]:
+def _decode(
+    url: str, random: np.random.Generator, count: int, prompt: int, speculation: str = "off"
+) -> tuple[float, float, float]:
     """Seconds of the target and of the router for a round of so many sequences, and the gap between chunks."""
-    short, _ = _metered(url, random, count, count, prompt=prompt, answer=_SHORT)
-    long, records = _metered(url, random, count, count, prompt=prompt, answer=_LONG)
-    rounds = long["rounds"] - short["rounds"]
-    target_s, router_s = ((long[name] - short[name]) / rounds for name in ("target_s", "router_s"))
-    return target_s, router_s, statistics.median(gap for record in records for gap in record.itls)
+    found = []
+    for _ in range(_DECODINGS):
+        short, _ = _metered(url, random, count, count, prompt=prompt, answer=_SHORT, speculation=speculation)
+        long, records = _metered(url, random, count, count, prompt=prompt, answer=_LONG, speculation=speculation)
+        rounds = long["rounds"] - short["rounds"]
+        gap = statistics.median(gap for record in records for gap in record.itls)
+        found.append((*((long[name] - short[name]) / rounds for name in ("target_s", "router_s")), gap))
+    target_s, router_s, gap = (statistics.median(column) for column in zip(*found, strict=True))
+    return target_s, router_s, gap
 
 
 def _gateway_times(url: str, random: np.random.Generator) -> tuple[float, float]:
@@ -122,20 +131,20 @@ def _costs(
     )
 
 
-def _metered(url, random, number, concurrency, *, prompt, answer):  # type: ignore[no-untyped-def]
+def _metered(url, random, number, concurrency, *, prompt, answer, speculation="off"):  # type: ignore[no-untyped-def]
     """What the router's metrics say of these requests, and the client's records."""
     meter = RoundMeter(url)
-    records = _ask(url, random, number, concurrency, prompt=prompt, answer=answer)
+    records = _ask(url, random, number, concurrency, prompt=prompt, answer=answer, speculation=speculation)
     return meter.read(), records
 
 
-def _ask(url, random, number, concurrency, *, prompt, answer):  # type: ignore[no-untyped-def]
+def _ask(url, random, number, concurrency, *, prompt, answer, speculation="off"):  # type: ignore[no-untyped-def]
     prompts = [
         BenchPrompt(str(index), "", token_ids=tuple(random.integers(_FIRST_TOKEN, 40_000, prompt).tolist()))
         for index in range(number)
     ]
     options = ServeOptions(
-        url=url, num_prompts=number, max_concurrency=concurrency, max_tokens=answer, speculation="off",
+        url=url, num_prompts=number, max_concurrency=concurrency, max_tokens=answer, speculation=speculation,
         ignore_eos=True, num_warmups=0,
     )  # fmt: skip
-    return run_serve(prompts, options).records["off"]
+    return run_serve(prompts, options).records[speculation]
