@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import httpx
@@ -27,6 +28,7 @@ NUM_ASKING = (
 )
 STOPPED_S = 15.0
 ANSWERED_WITHIN_S = 10.0  # of a short answer, on a busy machine; the gateway is stopped for longer
+REPLACED_WITHIN_S = 75.0  # with a busy machine's start of a process
 HELD = ("paceline_sequences_waiting", "paceline_sequences_running")
 GATEWAY = f"ServeReplica:{APPLICATION}:Gateway"
 
@@ -109,3 +111,17 @@ def test_requests_go_to_the_other_gateway_and_streams_of_the_stopped_one_go_on(c
     assert len(texts) == 1
     assert all(num_answered for num_answered, _ in found)
     assert [errors for _, errors in found] == [[]] * 2 * NUM_ASKING
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_gateway_that_hangs_for_good_is_replaced(cluster):
+    before = ray_processes(GATEWAY)
+    process = psutil.Process(before[0])
+    process.send_signal(signal.SIGSTOP)
+    try:
+        wait_for(lambda: len({*ray_processes(GATEWAY)} - {process.pid}) == 2, "another gateway", REPLACED_WITHIN_S)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+    assert ask_http(cluster[0]) == ask_grpc(cluster[1])
