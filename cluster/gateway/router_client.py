@@ -48,6 +48,7 @@ class RouterClient:
         """client_keys: of the cluster; None: all chunks come through Serve. num_routers: at most; of many, most are not
         asked for their status."""
         self._num_routers = num_routers
+        self._num_serving = num_routers  # as of the last status of all; those that did not answer count
         self._all_asked_at = -math.inf
         self._client_keys = client_keys
         self._receiver: ChunkReceiver | None = None
@@ -70,7 +71,7 @@ class RouterClient:
         receiver = self._receiver
         request = msgspec.structs.replace(
             request,
-            asks_another=self._num_routers > 1 and request.refusal is None,
+            asks_another=self._num_serving > 1 and request.refusal is None,
             gateway=b"" if receiver is None else receiver.name,
         )
         response = self._generate.remote(request)
@@ -102,7 +103,8 @@ class RouterClient:
                 if isinstance(cause := _translated(error), asyncio.CancelledError):  # not the router's: the caller's
                     raise cause from None
         # A standby router answers at once, while an active one may be busy with a round.
-        statuses, _ = await self._ask_all("status", lambda status: status.ready)
+        statuses, missing = await self._ask_all("status", lambda status: status.ready)
+        self._num_serving = sum(status.ready for status in statuses) + missing
         self._all_asked_at = time.monotonic()
         self._listen_to(statuses)
         return status_of_all(statuses)

@@ -178,4 +178,10 @@ class KnownRouters:
                 before.requests + known.num_gateways, before.tokens + known.num_gateways * known.num_cold(prompt)
             )
             self._sent[router_id] = known.num_heard, coming
-            known.warm.use([*reversed(prompt.blocks), prompt.namespace])
+            known.warm.use([*reversed(prompt.blocks), prompt.namespace], is_assumed=True)
+
+    def refused(self, router_id: str, prompt: RoutedPrompt) -> None:
+        """The router has refused the request, and will not have its prompt beyond what it has said it has."""
+        known = self._routers.get(router_id)
+        if known is not None:
+            known.warm.drop_assumed([*prompt.blocks, prompt.namespace])

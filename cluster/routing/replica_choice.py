@@ -15,12 +15,14 @@ def soonest_first(
     known: KnownRouters, ready: Mapping[str, Replica], request: GenerationRequest, now: float
 ) -> list[list[Replica]]:
     """Replicas by rank, see `KnownRouters.ranks`. Where the first one is alone, it is taken that it gets the request.
-    The router that has refused the request comes last.
+    The router that has refused the request comes last, and is taken not to have its prompt.
 
     ready: replicas by router id.
     """
     prompt = routed_prompt(request)
     refused_by = "" if request.refusal is None else request.refusal.router_id
+    if refused_by:
+        known.refused(refused_by, prompt)
     ranks = known.ranks([router_id for router_id in ready if router_id != refused_by], prompt, now)
     if ranks and len(ranks[0]) == 1:
         known.sent(ranks[0][0], prompt)

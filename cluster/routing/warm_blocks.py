@@ -6,22 +6,27 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 
-class WarmBlocks(dict[int, None]):
+class WarmBlocks(dict[int, bool]):
     """A least recently used set, oldest first. Router and gateway each keep one and see nearly the same blocks in the
-    same order, so that what one drops the other soon drops, too."""
+    same order, so that what one drops the other soon drops, too. The values tell which blocks are only assumed."""
 
     def __init__(self, capacity: int = 0) -> None:
         super().__init__()
         self.capacity = capacity  # blocks
 
-    def use(self, blocks: Iterable[int]) -> None:
-        """The last one stays longest."""
+    def use(self, blocks: Iterable[int], *, is_assumed: bool = False) -> None:
+        """The last one stays longest. Blocks that are known to be there remain so."""
         for block in blocks:
-            self.pop(block, None)
-            self[block] = None
+            self[block] = self.pop(block, is_assumed) and is_assumed
         # In one go: the beginning of a dictionary is looked for past all that was deleted there.
         for block in list(islice(self, max(0, len(self) - self.capacity))):
             del self[block]
+
+    def drop_assumed(self, blocks: Iterable[int]) -> None:
+        """Drop those of the blocks that are only assumed to be there."""
+        for block in blocks:
+            if self.get(block):
+                del self[block]
 
     def num_leading(self, blocks: Sequence[int]) -> int:
         """How many of a prompt's blocks are there, from its beginning on."""

@@ -61,8 +61,8 @@ class RouterChoice:
 
     @property
     def has_others(self) -> bool:
-        """Whether there are several routers."""
-        return len(self._readiness.groups) > 1
+        """Whether several routers are ready."""
+        return len(self._readiness.ready) > 1
 
     def choose(self, request: GenerationRequest, now: float) -> Group | None:
         """None: there is no router with room."""

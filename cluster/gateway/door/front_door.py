@@ -99,6 +99,7 @@ def install(door: FrontDoor) -> FrontDoor:
     # This service would list the applications to anybody; gRPC health tells how the server is.
     grpc_util.add_RayServeAPIServiceServicer_to_server = lambda servicer, server: None
     proxy.HTTPProxy.send_request_to_replica = gateway_sockets.send_request
+    proxy.gRPCProxy.send_request_to_replica = gateway_sockets.send_grpc_request
     proxy.get_http_response_status = proxy_status.http_status
     proxy.get_grpc_response_status = proxy_status.grpc_status
 

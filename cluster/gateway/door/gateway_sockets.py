@@ -3,12 +3,17 @@
 Serve (Ray 2.60) takes a chunk of an answer through two threads and a gRPC message, which costs gateway and proxy more
 than all that they do with it. So a proxy asks a gateway of its own node over a Unix socket: the call as two messages of
 `FrameStream`, a head and a body each. Serve still tells which gateways run, and carries calls where none is here.
+
+A gateway says first that it takes the call: the system connects to one that hangs, too. Its calls go to others until it
+says so after all. For gRPC, which Serve carries, gateways are asked so without a call, unless they have just answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -24,8 +29,15 @@ from starlette.types import Message, Receive, Scope
 from cluster.gateway.door import proxy_status
 from cluster.gateway.door.frame_stream import FrameStream
 
+logger = logging.getLogger(__name__)
+
 _through_serve = proxy.HTTPProxy.send_request_to_replica
+_grpc_through_serve = proxy.gRPCProxy.send_request_to_replica
+_TAKEN_WITHIN_S = 1.0  # a call by a gateway; the next one is asked then
+_HEARD_FOR_S = 0.1  # from a gateway, before gRPC calls ask it again
 _open_calls: Counter[str] = Counter()  # of this proxy, by gateway
+_silent: dict[str, asyncio.Task[None]] = {}  # gateways that have not taken a call in time, and who waits for them
+_heard_at: dict[str, float] = {}  # gateways, and when they last answered `_ask`
 
 
 def socket_path(replica_id: str) -> Path:
@@ -55,6 +67,46 @@ async def send_request(
             yield message
 
 
+async def send_grpc_request(
+    self: Any,
+    request_id: str,
+    internal_request_id: str,
+    handle: Any,
+    proxy_request: Any,
+    app_is_cross_language: bool = False,
+) -> AsyncGenerator[Any, None]:
+    """In place of Serve's method, which does not hear for ten seconds that a gateway hangs."""
+    await _pass_by_hanging(handle, self._node_id)
+    answer = _grpc_through_serve(self, request_id, internal_request_id, handle, proxy_request, app_is_cross_language)
+    async with contextlib.aclosing(answer) as messages:
+        async for message in messages:
+            yield message
+
+
+async def _pass_by_hanging(handle: Any, node_id: str) -> None:
+    """Have Serve forget how many calls the hanging gateways of the node have: it asks them, and they do not answer."""
+    now = asyncio.get_running_loop().time()
+    here = _gateways_here(handle, node_id)
+    unheard = [id for id in here if now - _heard_at.get(id, -math.inf) > _HEARD_FOR_S]
+    if unheard:
+        for id in _heard_at.keys() - here:  # gone
+            del _heard_at[id]
+        await asyncio.gather(*map(_ask, unheard))
+    if _silent:
+        router = handle._router._asyncio_router._request_router
+        for replica in list(router.curr_replicas.values()):
+            if replica.replica_id.unique_id in _silent:
+                router.on_replica_actor_unavailable(replica.replica_id)
+
+
+async def _ask(gateway: str) -> None:
+    with contextlib.suppress(OSError):
+        stream = await _connected(socket_path(gateway))
+        if await _takes(gateway, stream):
+            stream.abort()
+            _heard_at[gateway] = asyncio.get_running_loop().time()
+
+
 def _time_limit_s(headers: list[tuple[bytes, bytes]], default_s: float | None) -> float | None:
     """As Serve reads it from the headers, which fails on what is no UTF-8; on other text that is no number, it does
     not."""
@@ -66,18 +118,71 @@ def _time_limit_s(headers: list[tuple[bytes, bytes]], default_s: float | None) -
 
 
 def _gateways_here(handle: Any, node_id: str) -> list[str]:
-    """Those that run on the node, by Serve's latest news, the least busy first."""
+    """Those that run on the node, by Serve's latest news, and do not hang, the least busy first."""
     router = handle._router._asyncio_router._request_router
     replicas = [] if router is None else list(router.curr_replicas.values())  # at once: another thread changes them
     here = [one.replica_id.unique_id for one in replicas if one.node_id == node_id]
+    here = [id for id in here if id not in _silent]
     return sorted(here, key=lambda id: _open_calls[id])
 
 
 async def _connect(gateways: list[str]) -> tuple[str, FrameStream] | None:
+    """The first one that takes the call, which counts as one of its open calls."""
     for id in gateways:
-        with contextlib.suppress(OSError):
-            return id, await _connected(socket_path(id))
+        _open_calls[id] += 1
+        is_taken = False
+        try:
+            stream = await _connected(socket_path(id))
+            is_taken = await _takes(id, stream)
+            if is_taken:
+                return id, stream
+        except OSError:
+            continue
+        finally:
+            if not is_taken:
+                _end_call(id)
     return None
+
+
+async def _takes(gateway: str, stream: FrameStream) -> bool:
+    """Whether the gateway takes the call in time. Raises ConnectionResetError."""
+    taken = asyncio.create_task(_taken(stream))
+    try:
+        await asyncio.wait([taken], timeout=_TAKEN_WITHIN_S)
+    except BaseException:
+        taken.cancel()
+        stream.abort()
+        raise
+    if taken.done():
+        taken.result()
+        return True
+    if gateway not in _silent:
+        logger.warning("gateway %s hangs: calls go to others", gateway)
+        _silent[gateway] = asyncio.create_task(_await_return(gateway, stream, taken))
+    else:
+        taken.cancel()
+        stream.abort()
+    return False
+
+
+async def _taken(stream: FrameStream) -> None:
+    await stream.frame()
+
+
+async def _await_return(gateway: str, stream: FrameStream, taken: asyncio.Task[None]) -> None:
+    try:
+        await taken
+    except ConnectionResetError:
+        return  # it is gone
+    finally:
+        stream.abort()
+        del _silent[gateway]
+
+
+def _end_call(gateway: str) -> None:
+    _open_calls[gateway] -= 1
+    if not _open_calls[gateway]:
+        del _open_calls[gateway]  # or those of gateways that are gone would stay
 
 
 async def _connected(path: Path) -> FrameStream:
@@ -96,7 +201,6 @@ async def _connected(path: Path) -> FrameStream:
 async def _answer(
     gateway: str, stream: FrameStream, scope: Scope, receive: Receive, request_id: str, timeout_s: float | None
 ) -> AsyncGenerator[Message | ResponseStatus, None]:
-    _open_calls[gateway] += 1
     forwarding = asyncio.create_task(_forward(scope, receive, stream))
     timer = None
     if timeout_s is not None:
@@ -117,9 +221,7 @@ async def _answer(
             yield message
         status = status or failure
     finally:
-        _open_calls[gateway] -= 1
-        if not _open_calls[gateway]:
-            del _open_calls[gateway]  # or those of gateways that are gone would stay
+        _end_call(gateway)
         forwarding.cancel()
         if timer is not None:
             timer.cancel()

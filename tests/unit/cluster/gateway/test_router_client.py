@@ -10,12 +10,14 @@ import msgspec
 import pytest
 from ray.exceptions import PendingCallsLimitExceeded, RayActorError
 
-from actors.errors import RouterLost, Unavailable
+from actors.errors import Overloaded, RouterLost, Unavailable
 from actors.links.keys import LinkAddress, LinkKeys
+from actors.messages import GenerationRequest, Refusal
 from cluster.gateway import router_client as asking
 from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
 from cluster.router.deployment import Router
 from cluster.router.status import RouterStatus
+from paceline_testing.rounds import toy_request
 
 
 def status(ready: bool, live: bool = True, detail: str = "", max_model_len: int | None = None) -> RouterStatus:
@@ -107,6 +109,38 @@ async def test_a_client_of_several_routers_speaks_of_them_as_one(monkeypatch):
         await RouterClient(Handle()).status()
     with pytest.raises(RouterLost, match="no router is running: it is starting, or it has ended"):
         await RouterClient(Handle(says(RayActorError()))).status()
+
+
+class Refusing(Handle):
+    """Notes the requests, and refuses them."""
+
+    def __init__(self, *answers: Callable[[], Any]) -> None:
+        super().__init__(*answers)
+        self.asked: list[GenerationRequest] = []
+
+    def remote(self, request: GenerationRequest) -> Any:
+        self.asked.append(request)
+        raise Overloaded("full", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "asks_another"),
+    [
+        ([says(status(True)), says(status(True))], True),
+        ([says(status(True)), says(status(False)), says(RouterLost("gone"))], True),  # it may serve
+        ([says(status(True)), says(status(False)), says(status(False))], False),
+        ([says(status(True))], False),
+    ],
+)
+async def test_another_router_is_asked_only_where_another_one_serves(told, asks_another):
+    handle = Refusing(*told)
+    client = RouterClient(handle, num_routers=8)
+    await client.status()
+    for refusal in (None, Refusal("a", 1.0)):
+        request = msgspec.structs.replace(toy_request(), refusal=refusal)
+        with pytest.raises(Overloaded):
+            await anext(client.generate(request))
+    assert [one.asks_another for one in handle.asked] == [asks_another, False]
 
 
 def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls():

@@ -7,12 +7,13 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import Refusal
-from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt, repeated_blocks
+from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt, repeated_blocks, routed_prompt
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
@@ -188,3 +189,29 @@ def test_a_router_that_has_refused_a_request_gets_it_only_where_no_other_is_read
     assert soonest_first(routers, {"a": 1, "b": 2}, refused, 0.0) == [[2], [1]]
     assert soonest_first(routers, {"a": 1}, refused, 0.0) == [[1]]
     assert soonest_first(routers, {"b": 2}, refused, 0.0) == [[2]]
+
+
+@pytest.mark.parametrize("meanwhile", [(), (news("a"), news("b", num_running=1))], ids=["at once", "after news"])
+def test_a_router_that_has_refused_a_request_is_not_taken_to_have_its_prompt(meanwhile):
+    tokens = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
+    request = msgspec.structs.replace(toy_request(), prompt_token_ids=tokens)
+    whole = routed_prompt(request)
+    routers = known(news("a", (whole.blocks[0],)), news("b", num_running=1), news("c", num_running=2))
+    ready = {name: name for name in "abc"}
+    assert soonest_first(routers, ready, request, 0.0)[0] == ["a"]
+    for one in meanwhile:
+        routers.hear(one, 0.0)
+    refused = msgspec.structs.replace(request, refusal=Refusal("a", 1.0))
+    assert soonest_first(routers, ready, refused, 0.0)[0] == ["b"]
+    assert first(routers, whole) == ["b"]
+    assert routers.ranks(["a", "c"], prompt(whole.blocks[0]), 0.0)[0] == ["a"]  # it still has what it said it has
+
+
+def test_what_a_router_computes_of_a_refused_prompt_for_others_is_kept():
+    request = msgspec.structs.replace(toy_request(), prompt_token_ids=np.arange(2 * BLOCK_TOKENS, dtype=np.int32))
+    blocks = tuple(routed_prompt(request).blocks)
+    routers = known(news("a"), news("b"))
+    routers.sent("a", routed_prompt(request))
+    routers.hear(news("a", blocks[:1]), 0.0)
+    routers.refused("a", routed_prompt(request))
+    assert [block in routers._routers["a"].warm for block in blocks] == [True, False]

@@ -9,16 +9,25 @@ from hypothesis import strategies as st
 from cluster.routing.warm_blocks import WarmBlocks
 
 
-@given(st.integers(0, 6), st.lists(st.lists(st.integers(0, 9), max_size=5)))
-def test_it_holds_the_blocks_that_were_used_last(capacity, uses):
-    warm, model = WarmBlocks(capacity), OrderedDict[int, None]()
-    for blocks in uses:
-        warm.use(blocks)
-        for block in blocks:
-            model[block] = None
-            model.move_to_end(block)
+@given(
+    st.integers(0, 6),
+    st.lists(st.tuples(st.sampled_from(["told", "assumed", "dropped"]), st.lists(st.integers(0, 9), max_size=5))),
+)
+def test_it_holds_the_blocks_that_were_used_last(capacity, events):
+    warm, model, told = WarmBlocks(capacity), OrderedDict[int, None](), set[int]()
+    for kind, blocks in events:
+        if kind == "dropped":
+            warm.drop_assumed(blocks)
+            for block in {*blocks} - told:
+                model.pop(block, None)
+        else:
+            warm.use(blocks, is_assumed=kind == "assumed")
+            told.update(blocks if kind == "told" else ())
+            for block in blocks:
+                model[block] = None
+                model.move_to_end(block)
         while len(model) > capacity:
-            model.popitem(last=False)
+            told.discard(model.popitem(last=False)[0])
         assert list(warm) == list(model)
         assert [block in warm for block in range(10)] == [block in model for block in range(10)]
 

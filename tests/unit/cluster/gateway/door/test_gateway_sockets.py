@@ -237,12 +237,11 @@ async def test_a_call_that_has_connected_when_a_gateway_ends_is_answered(monkeyp
         connection.connect(str(gateway_sockets.socket_path("here")))
         ending = asyncio.create_task(listener.close())  # before the loop has accepted it
 
-        async def connected(ids):
+        async def connected(path):
             connection.setblocking(False)
-            loop = asyncio.get_running_loop()
-            return "here", (await loop.create_unix_connection(FrameStream, sock=connection))[1]
+            return (await asyncio.get_running_loop().create_unix_connection(FrameStream, sock=connection))[1]
 
-        monkeypatch.setattr(gateway_sockets, "_connect", connected)
+        monkeypatch.setattr(gateway_sockets, "_connected", connected)
         start, body, _ = await whole(asked(Client(b"z"), headers=[(b"x", b"5")]))
         assert (start["status"], body) == (201, b"z")
         await asyncio.wait_for(ending, 5)
@@ -271,4 +270,115 @@ async def test_calls_go_to_the_gateway_with_the_fewest():
         assert all(app.num_sent for app in apps.values())
         await first.aclose()
         await second.aclose()
+    assert not gateway_sockets._open_calls
+
+
+class Hanging:
+    """A socket whose gateway accepts no connection, as a process that is stopped."""
+
+    def __init__(self, id):
+        self._path = gateway_sockets.socket_path(id)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self._path))
+        self._socket.listen(100)
+
+    async def go_on(self, app):
+        listener = SocketListener(app, self._path)
+        listener._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: FrameStream(listener._begin), sock=self._socket
+        )
+        return listener
+
+    def die(self):
+        self._path.unlink()
+        self._socket.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("returns", [True, False], ids=["it goes on", "it dies"])
+async def test_calls_pass_by_a_gateway_that_hangs_until_it_goes_on(monkeypatch, returns):
+    monkeypatch.setattr(gateway_sockets, "_TAKEN_WITHIN_S", 0.2)
+    hanging = Hanging("hangs")
+    both = handle_of(("hangs", "a"), ("works", "a"))
+    loop = asyncio.get_running_loop()
+
+    async def ask():
+        began = loop.time()
+        start, body, _ = await whole(asked(Client(b"z"), both, headers=[(b"x", b"5")]))
+        assert (start["status"], body) == (201, b"z")
+        return loop.time() - began
+
+    async with gateway(echo, "works"):
+        assert sorted(await asyncio.gather(ask(), ask()))[1] >= 0.2  # the other one has the one that works
+        assert gateway_sockets._gateways_here(both, "a") == ["works"]
+        assert max([await ask() for _ in range(5)]) < 0.2
+        if returns:
+            listener = await hanging.go_on(echo)
+            await until(lambda: not gateway_sockets._silent)
+            assert gateway_sockets._gateways_here(both, "a") == ["hangs", "works"]
+            await ask()
+            await listener.close()
+        else:
+            hanging.die()
+            await until(lambda: not gateway_sockets._silent)
+            await ask()
+    assert not gateway_sockets._open_calls
+
+
+async def test_a_client_that_goes_while_its_gateway_hangs_leaves_nothing_behind():
+    hanging = Hanging("here")
+    call = asyncio.create_task(whole(asked(Client())))
+    await asyncio.sleep(0.05)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not gateway_sockets._open_calls
+    assert not gateway_sockets._silent
+    hanging.die()
+
+
+async def test_serve_carries_a_call_that_no_gateway_of_the_node_takes_in_time(monkeypatch):
+    async def through_serve(self, request_id, internal_id, handle, request, is_java):
+        yield ResponseStatus(code="through Serve")
+
+    monkeypatch.setattr(gateway_sockets, "_through_serve", through_serve)
+    monkeypatch.setattr(gateway_sockets, "_TAKEN_WITHIN_S", 0.05)
+    hanging = Hanging("here")
+    for _ in range(2):
+        assert (await whole(asked(Client())))[2].code == "through Serve"
+    hanging.die()
+    await until(lambda: not gateway_sockets._silent)
+
+
+async def test_serve_forgets_what_it_knows_of_a_gateway_that_hangs_before_it_carries_a_grpc_call(monkeypatch):
+    async def through_serve(self, request_id, internal_id, handle, request, is_java):
+        yield list(forgotten)
+
+    monkeypatch.setattr(gateway_sockets, "_grpc_through_serve", through_serve)
+    monkeypatch.setattr(gateway_sockets, "_TAKEN_WITHIN_S", 0.2)
+    monkeypatch.setattr(gateway_sockets, "_HEARD_FOR_S", 0.0)
+    forgotten = []
+    both = handle_of(("hangs", "a"), ("works", "a"), ("elsewhere", "b"))
+    both._router._asyncio_router._request_router.on_replica_actor_unavailable = lambda id: forgotten.append(
+        id.unique_id
+    )
+    proxy = SimpleNamespace(_node_id="a")
+
+    async def ask():
+        return [one async for one in gateway_sockets.send_grpc_request(proxy, "id", "id", both, None)]
+
+    hanging = Hanging("hangs")
+    async with gateway(echo, "works") as listener:
+        assert await ask() == [["hangs"]]
+        assert await ask() == [["hangs", "hangs"]]
+        await until(lambda: not listener._calls)
+        gone_on = await hanging.go_on(echo)
+        await until(lambda: not gateway_sockets._silent)
+        assert await ask() == [["hangs", "hangs"]]
+        await gone_on.close()
     assert not gateway_sockets._open_calls
