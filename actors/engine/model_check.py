@@ -180,11 +180,16 @@ class _Text:
         """Logits after the first `end` tokens and after each node: [all rows before them and these, vocab]."""
         text = (self.prompt + self.output)[:end]
         prompt, output = text[: len(self.prompt)], text[len(self.prompt) :]
-        rows = [reference.logits(prompt, output)]
-        for node in range(len(tree[0])):
-            path = [tree[0][index] for index in _path(node, tree[1])]
-            rows.append(reference.logits(prompt, output + path)[-1:])
-        return torch.cat(rows)
+        tokens, parents = tree
+        if not tokens:
+            return reference.logits(prompt, output)
+        of_nodes: dict[int, torch.Tensor] = {}
+        for leaf in set(range(len(tokens))) - set(parents):  # its path has the logits of the nodes above it, too
+            path = _path(leaf, parents)
+            logits = reference.logits(prompt, output + [tokens[node] for node in path])
+            before, behind = logits[: -len(path)], logits[-len(path) :]
+            of_nodes.update(zip(path, behind, strict=True))
+        return torch.cat([before, torch.stack([of_nodes[node] for node in range(len(tokens))])])
 
 
 def _difference_of_round(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from actors.engine.rank_group import find_meeting, join_group, leave_group, open_meeting
+from paceline_testing.quick_interpreter import quicken_interpreter
 
 ANSWER_WITHIN_S = 180.0
 _JOIN_WITHIN_S = 60.0
@@ -62,6 +64,8 @@ def _run(
     rank: int, count: int, ports: Queue, answers: Queue, work: Callable[..., None], arguments: tuple[object, ...]
 ) -> None:
     torch.set_num_threads(1)
+    if importlib.util.find_spec("triton") is not None:
+        quicken_interpreter()
     if rank == 0:
         meeting = open_meeting("127.0.0.1", _JOIN_WITHIN_S)
         for _ in range(count - 1):
