@@ -183,12 +183,13 @@ class LocalEngine:
         self.drafter_names = _drafter_names(config, source, draft_source)
         drafters = self._cpu_drafters(config, cache)
         speculation = _speculation(config.speculation, self.drafter_names, drafters)
-        drafts: dict[str, tuple[DraftOptions, ModelSource]] = {}  # by pool
+        drafts: dict[str, tuple[DraftOptions, ModelSource]] = {
+            pool: (draft, resolve_model(draft.model, home, progress))
+            for pool, draft in config.more_drafts.items()
+            if source_of_pool(pool) in self.drafter_names
+        }
         if draft_source is not None and _needs_first_draft(self.drafter_names):
-            drafts[FIRST_POOL] = config.draft, draft_source
-        for pool, draft in config.more_drafts.items():
-            if source_of_pool(pool) in self.drafter_names:
-                drafts[pool] = draft, resolve_model(draft.model, home, progress)
+            drafts = {FIRST_POOL: (config.draft, draft_source), **drafts}
         config, gpu_share = _share_gpu(config, [options.device for options, _ in drafts.values()])
         self.target = _build_target(config, source, self.drafter_names)
         self._grammars = Grammars(

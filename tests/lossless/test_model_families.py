@@ -5,8 +5,6 @@ All of them take half a minute on one core: each is a tiny model of a few layers
 
 from pathlib import Path
 
-import pytest
-
 from tests.lossless.model_families import check_all, counts_in, tables_in, tables_of
 
 ROOT = Path(__file__).resolve().parents[2]

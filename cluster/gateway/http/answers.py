@@ -39,8 +39,8 @@ class EventStream(StreamingResponse):
             await self._events.aclose()
 
 
-def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
+def json_answer(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 async def collect(service: GenerationService, prepared: PreparedCall) -> list[Piece]:
