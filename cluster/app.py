@@ -20,8 +20,8 @@ _EVERYWHERE = "0.0.0.0"
 
 
 class ServedConfig(ClusterConfig):
-    """A cluster configuration as Serve makes it. What is wrong is told in one line, at once: after an error that is not
-    its own, Serve builds the application three times more."""
+    """A cluster configuration that Serve creates. Raises RayServeException with a one-line message: after any other
+    exception, Serve would build the application three more times."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:

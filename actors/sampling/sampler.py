@@ -91,7 +91,7 @@ def draft_with_probs(
 
     Arguments as for `sample_tokens`. Returns tokens int64 [R], ids int64 [R, k] and probs float32 [R, k]; each row of
     probs sums to 1 and is the distribution that the token was drawn from, likeliest first, which is what the accept
-    test needs. Greedy rows have all mass on the argmax. Drafts use noise of their own stream. k is at most V.
+    test needs. Greedy rows have all mass on the argmax. Drafts use a separate noise stream. k is at most V.
 
     The accept test is exact only if the decision to send a drawn token does not depend on that token.
     """

@@ -66,7 +66,7 @@ class RouterDemands:
     def tell(
         self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None, ttl_s: float
     ) -> None:
-        """Replaces what the router told before. It counts for `ttl_s` seconds."""
+        """Replaces the router's earlier signals. It counts for `ttl_s` seconds."""
         self._told.renew(router_id, (drafts, targets), ttl_s)
 
     def on_drafts(self, pool: str) -> DraftDemand:

@@ -88,7 +88,7 @@ Mark: TypeAlias = tuple[tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a router says of itself, and what it has been told."""
+    """A router's request to the directory: its state, and which answer it received last."""
 
     router_id: str
     model: str  # of its target groups
@@ -142,9 +142,7 @@ class Directory:
         self._draft_changes = ChangeLog()
         self._draft_news = self._draft_changes.mark  # after the last change that is told at once
         self._waiting = Waiting()
-        self._routers: Leases[None] = Leases(
-            clock
-        )  # those that have asked lately, whether or not a call of theirs waits
+        self._routers: Leases[None] = Leases(clock)  # routers that called recently, with or without a waiting call
         self._demands = RouterDemands(clock)
         self._kept = Kept()
         self._turns = ModelTurns(ttl_s, clock)
@@ -260,7 +258,7 @@ class Directory:
 
     def want_model(self, pool: str, spec: str) -> WantedModel:
         """Have a pool's workers run this model, one after the other. "": the model of the configuration."""
-        # Of the time: a directory that is made anew must give no number that workers have followed already.
+        # Derived from the time: a new directory must not reuse a number that workers have already acted on.
         wanted = WantedModel(spec, max(time.time_ns(), self.wanted_model(pool).number + 1))
         self._kept.models[pool] = wanted
         self._kept.refusals.pop(pool, None)
@@ -395,7 +393,8 @@ class Directory:
 
 
 class DirectoryActor(Directory):
-    """A `Directory` as an actor. Ray's own store keeps what was set by hand: nobody would say it again."""
+    """A `Directory` as an actor. Numbers set by hand are kept in Ray's key-value store, because no process would send
+    them again."""
 
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
         is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)

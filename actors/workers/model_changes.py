@@ -29,8 +29,8 @@ class _Turn:
 
 
 class ModelTurns:
-    """Gives turns, which expire if they are not renewed within `ttl_s` seconds. Workers have names of their own here,
-    which a change of the model does not change."""
+    """Gives turns, which expire if they are not renewed within `ttl_s` seconds. Workers have separate names here, which
+    a change of the model does not affect."""
 
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s

@@ -271,8 +271,8 @@ class CacheAdministration:
     ) -> list[StoreKeys]:
         """Remove the organisations' support from the public pools, of one fingerprint or any. Phrases that lose the
         support they need leave the pools at once. Organisations among terms.members may support phrases again with
-        later answers, also those that had opted out before; the others stay out. erases: delete the hashes of what they
-        said, too.
+        later answers, also those that had opted out before; the others stay out. erases: also delete the hashes of
+        their phrases.
 
         Returns the existing pools. Raises NamespaceBusy for a pool that others keep writing.
         """

@@ -100,7 +100,7 @@ class SoftExchangeStats:
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """One start of reading a namespace, and what is to be written meanwhile."""
+    """State of reading a namespace since one start, and the counts that wait to be written."""
 
     namespace: str
     reader: SoftReader

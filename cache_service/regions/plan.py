@@ -147,7 +147,7 @@ def hides(ranges: Ranges, ref: SegmentEntry) -> bool:
 
 
 def untouched(held: Held, purged: Ranges) -> Held:
-    """Without the segments that hold anything of a purged time, which are to be made anew."""
+    """The listing without segments that contain data of a purged time; these are rebuilt."""
     return {
         digest: entry
         for digest, entry in held.items()

@@ -234,7 +234,7 @@ def _refuse_a_serve_that_runs(address: str) -> None:
 
 
 def _leave_ray() -> None:
-    """Remove from a Ray cluster that goes on what has been started on it."""
+    """Remove Paceline's applications and actors from a Ray cluster that keeps running."""
     import ray
     from ray import serve as ray_serve
 

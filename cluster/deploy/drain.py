@@ -12,11 +12,11 @@ import httpx
 
 from cluster.errors import ConfigError
 
-# Requests that the node carries; inf where they cannot be told now, None where nobody listens.
+# Open requests of the node; inf: unknown at the moment; None: nothing listens.
 Read: TypeAlias = Callable[[], float | None]
 
 _OF_THE_PROXY = re.compile(r"^ray_serve_num_ongoing_(?:http|grpc)_requests(?:\{.*\})? +(\S+)", re.MULTILINE)
-# Proxies of other nodes send theirs to the gateways here, too.
+# Proxies of other nodes also send requests to the gateways here.
 _OF_GATEWAYS = re.compile(
     r"^ray_serve_replica_processing_queries\{(?:.*,)?deployment=\"Gateway\".*\} +(\S+)", re.MULTILINE
 )

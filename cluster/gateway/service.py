@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECENT_S = 2.0  # for which probes go by what the router has last said
+_RECENT_S = 2.0  # probes use a status of at most this age
 
 
 class GenerationService:
-    """One per gateway replica; holds no state of a call."""
+    """One per gateway replica. It has no state per call."""
 
     def __init__(
         self,
@@ -149,7 +149,8 @@ class GenerationService:
     async def prepare(
         self, call: GenerationCall, call_id: str, tenant: Tenant | None = None, origin: CallOrigin | None = None
     ) -> PreparedCall:
-        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
+        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: the caller's request id and
+        trace; None: unknown."""
         arrived = time.monotonic()
         origin = origin or CallOrigin(call_id)
         trace = (

@@ -60,14 +60,14 @@ class Calibration:
 
     Every verified node is one observation, shared between the two knots around its confidence. A knot's level is
     (hits + prior) / (trials + prior strength), so that few samples move the whole curve and many shape it. The prior is
-    the confidence times the ratio of accepted to promised nodes. A model that promises too little is wrong by more at
-    each depth, since its confidences are products of probabilities: its prior is the power of the confidence that
-    promises as many nodes as were accepted. Levels are then made non-decreasing by isotonic regression. All weights
-    decay with the rounds: what is known of a source that the planner has stopped choosing fades back to its own word,
-    and it gets another, cheap, try.
+    the confidence times the ratio of accepted to expected nodes (the sum of confidences). For a source that expects too
+    few, the error grows with depth, since its confidences are products of probabilities: its prior is the power of the
+    confidence by which as many nodes are expected as were accepted. Levels are then made non-decreasing by isotonic
+    regression. All weights decay with the rounds: the curve of a source that the planner no longer chooses returns to
+    the source's own confidences, so that the planner tries it again.
 
-    The curves are there once for each of several groups, group g's from g * num_curves on. Groups know nothing of each
-    other, and a round counts for those only that were in it.
+    There is one set of curves for each group; group g's begin at g * num_curves. Groups are independent, and a round
+    counts only for the groups that took part in it.
     """
 
     def __init__(self, num_curves: int, of_models: Collection[int] = ()) -> None:

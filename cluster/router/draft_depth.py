@@ -2,19 +2,19 @@
 
 A forward of the draft model or head after a node of confidence c adds a child. The child is accepted with probability
 p(c) * a, where p is the measured acceptance of nodes of that confidence and a the share of right nodes whose child is
-right, too. A forward pays if all its nodes together bring more tokens than the round would emit anyway in the time that
-it takes. A node belongs in it if its child brings more than its row in the target's forward costs.
+also right. A forward pays if all its nodes together gain more tokens than the round would emit without it in the same
+time. A node is expanded if its child gains more than its row in the target's forward costs.
 
-Learnt from what was drafted and what the target then said, whether it was verified or not. So what is learnt does not
-depend on what the planner chose.
+Both are learnt from all drafted nodes and the target's tokens, including nodes that were not verified. So they do not
+depend on the planner's choices.
 
-A confidence is a product of the draft model's shares of single tokens. Where these are too modest or too bold, it is
-wrong by more at each depth. So before much is known, p(c) = c^k, as if a token of share s were right with probability
-s^k. Every judged token tells something of k, and so of all depths.
+A confidence is a product of the draft model's probabilities of single tokens. If these are too low or too high, the
+error grows with depth. So with few observations p(c) = c^k, as if a token of probability s were right with probability
+s^k. Every observed token is evidence for k, and so for all depths.
 
 Under `acceptance: rejection` the confidence of drawn tokens must not decide. A long draft is late more often than a
-short one, and a late one is not verified: drafts would be verified or not by their tokens, and the text would leave the
-target's law. There the depth is set before anything is drawn, by `a` alone.
+short one, and a late draft is not verified: verification would depend on the drawn tokens, and the text would not
+follow the target's distribution. There the depth is set before anything is drawn, by `a` alone.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class LayerParts(NamedTuple):
     norms: list[nn.Module]  # before attention, before the MLP
     projections: list[Linear]  # of queries, keys, values
     output: Linear
-    gates: list[Linear]  # of the gate and of what it gates
+    gates: list[Linear]  # gate projection and up projection
     down: Linear
     head_norms: list[nn.Module]  # of queries and keys, or none
 

@@ -158,7 +158,7 @@ class KernelChoices:
     """
 
     def __init__(self, path: Path) -> None:
-        """The file need not exist; one that cannot be read is measured anew."""
+        """The file need not exist. If it cannot be read, kernels are measured again."""
         self._path = path
         self._machine = _machine()
         self._known = self._read().get(self._machine, {})

@@ -216,8 +216,8 @@ def _widen(context, items, count, floats, kind):  # type: ignore[no-untyped-def]
 
 
 def compiled_features() -> dict[str, bool]:
-    """LLVM's names of the features that compiled functions may use: the processor's, or those that numba is told by
-    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
+    """LLVM's names of the features that compiled functions may use: those of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES if
+    set, else the processor's."""
     if config.CPU_NAME is None:
         return dict(llvm.get_host_cpu_features())
     given = (config.CPU_FEATURES or "").split(",")
