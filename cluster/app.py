@@ -40,7 +40,7 @@ def build(args: ServedConfig) -> serve.Application:
     started beside the application: where `cache.url` is not set there is no shared cache, and draft workers wait for a
     drafter that is not built yet.
 
-    Raises RayServeException for whatever is wrong with configuration or models.
+    Raises RayServeException for any fault of configuration or models.
     """
     if args.gateway.tls.certificate_file is not None:
         raise RayServeException("gateway.tls is for `paceline serve`: here Serve's own options open the ports")

@@ -227,7 +227,7 @@ class TargetEngine:
         begun.ended = self._clock.mark()
 
     def result(self, begun: BegunRound) -> VerifyResult:
-        """What a settled round says."""
+        """Result of a settled round."""
         verdicts = [] if begun.round is None else verdicts_of(begun.round, begun.emitted)
         for place in begun.logprobs.keys() | begun.prompt_logprobs.keys():
             own, of_prompt = begun.logprobs.get(place), begun.prompt_logprobs.get(place)

@@ -136,8 +136,8 @@ def _add_noise(scores: Tensor, rows: RowSampling, token_ids: Tensor | None) -> b
 
 
 def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None, masks: RowMasks | None) -> Tensor:
-    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only. Of a row
-    with a mask, only what it allows is read."""
+    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only. Only the
+    allowed logits of a masked row are read."""
     chosen = torch.empty(len(rows), dtype=torch.int64)
     is_open = np.ones(len(rows), bool)
     if masks is None:

@@ -1,4 +1,4 @@
-"""What has changed since a caller last asked."""
+"""Tells callers what has changed since their last call."""
 
 from __future__ import annotations
 

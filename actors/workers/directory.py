@@ -5,8 +5,8 @@ what was set by hand, from Ray's store. Workers register again with their next h
 directory has another key, the answer to that heartbeat tells the workers. Established links need no directory.
 
 A call costs as much as there is to tell. Each router has one call here that waits until something has changed for it,
-and for a second at most, since calls renew what routers hold; each worker calls once a second. Above 750 callers they
-are told to call less often, and what they hold lasts so much longer.
+and for a second at most, since calls renew what routers hold; each worker calls once a second. With more than 750
+callers the directory makes them call less often, and their leases last longer accordingly.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WorkerEntry:
 
 
 class Kept(msgspec.Struct):
-    """What `paceline scale` has set, and what a directory that restarts must know of those who call."""
+    """Numbers set by `paceline scale`, and the state that a restarted directory needs of its callers."""
 
     groups: int = 0  # number of target groups; 0: as the load asks for
     workers: dict[str, int] = {}  # number of draft workers by pool; 0: as the load asks for
@@ -173,8 +173,8 @@ class Directory:
         return sorted(entries, key=lambda entry: entry.worker_id)
 
     def tell(self, asked: Asked) -> Told:
-        """Renew what the router holds and says, and tell it what it does not know. A router that leaves keeps its group
-        for the requests that it has until another one is told of it."""
+        """Renew what the router holds and says, and tell it what it does not know. A leaving router keeps its group for
+        its open requests until another router is assigned to it."""
         self._expire()
         self._routers.renew(asked.router_id, None, self._lease_s)
         if asked.drafts is not None:
@@ -269,7 +269,8 @@ class Directory:
 
     def take_turn(self, pool: str, worker: str, is_changing: bool = False) -> bool:
         """Whether this worker may change its model now: see `ModelTurns.take`. is_changing: it has the turn, and renews
-        it. For `ttl_s` seconds after a restart of the directory, which knows of no turns, nobody else gets one."""
+        it. For `ttl_s` seconds after a restart, the directory gives no new turns, because it does not know the old
+        ones."""
         if self._is_restarted and self._clock() < self._filled_at and not is_changing:
             return False
         return self._turns.take(pool, worker)

@@ -13,7 +13,8 @@ _BESIDE_A_RANK = 0.2  # of its GPU, for draft workers
 
 @dataclass(frozen=True, slots=True)
 class GpuShares:
-    """What each process asks of Ray. A rank takes more than half a GPU, so that no two ranks are on one."""
+    """GPU share that each process requests from Ray. A rank takes more than half a GPU, so that no two ranks are on
+    one."""
 
     rank: float = 1.0
     draft: float = 1.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-_MOST_REFUSALS = 64  # of a pool: every worker that starts anew is another one
+_MOST_REFUSALS = 64  # per pool; a restarted worker counts as a new one
 _MOST_CHARACTERS = 2000  # of a reason
 
 

@@ -352,7 +352,8 @@ class CacheAdministration:
         ]
 
     def _remove_indexes(self, keys: StoreKeys) -> None:
-        """Remove index files of this machine. Processes that use one keep it until their next look, then build anew."""
+        """Remove index files of this machine. Processes that use one keep it until their next check, then rebuild
+        it."""
         if self._index_directory is not None and self._index_directory.is_dir():
             IndexFiles(self._index_directory).keep(index_name(keys), None)
 

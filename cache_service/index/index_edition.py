@@ -67,7 +67,7 @@ class WarmIndexSettings(Options):
 
     @property
     def tail_tokens(self) -> int:
-        """Limit of a tail, reached if nobody folds the log; then it starts empty."""
+        """Limit of a tail, reached if the log is not folded; then it starts empty."""
         return max(2 * self.base_tokens, self.namespace_tokens // 2)
 
 

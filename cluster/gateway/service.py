@@ -64,7 +64,7 @@ class GenerationService:
         tracing: Tracing | None = None,
         all_gateways: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off.
+        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: every caller is served. tracing: None: off.
         all_gateways: the metrics of all replicas; None: there is this one."""
         self.router = router
         self._all_gateways = all_gateways
@@ -125,7 +125,7 @@ class GenerationService:
             return text
 
     async def follow_router(self, period_s: float = 1.0) -> None:
-        """Goes by the router's limit, for ever: it depends on the target's memory, and may change with its restart."""
+        """Goes by the router's limit, forever: it depends on the target's memory, and may change with its restart."""
         while True:
             try:
                 self._followed = await self.router_status(), time.monotonic()
@@ -168,7 +168,7 @@ class GenerationService:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Around whatever reads or checks a call: an InvalidRequest counts as one request that failed."""
+        """Context for reading and checking a call: an InvalidRequest counts as one failed request."""
         try:
             yield
         except InvalidRequest as error:

@@ -19,7 +19,7 @@ _PRIOR_STRENGTH = 6.0  # observations a knot's prior is worth
 _MAX_WEIGHT = 96.0  # observations a knot remembers
 _DECAY_ROUNDS = 8
 _DECAY = 0.98  # factor on all weights: a source that was bad is tried again after some hundred rounds
-_FIT_OBSERVATIONS = 16.0  # new ones after which curves are fitted anew
+_FIT_OBSERVATIONS = 16.0  # new observations after which curves are refitted
 
 KNOT = np.dtype(
     [
@@ -107,8 +107,8 @@ class Calibration:
             observe(value, accepted, self.curves[curve])
 
     def end_round(self, groups: np.ndarray | None = None) -> None:
-        """Every few rounds forget a little; and fit the curves anew, at once where a round has taught much: the first
-        rounds of many sequences believe their drafters, and must not do so for long.
+        """Every few rounds decay the counts and refit the curves, at once if a round has many new observations: the
+        first rounds of many sequences believe their drafters, and must not do so for long.
 
         groups: int [n], those that were in the round; None: all.
         """
@@ -117,7 +117,7 @@ class Calibration:
         _end_round(self.curves, self._of_models, groups, self._rounds, self._fitted_weight)
 
     def refresh(self) -> None:
-        """Forget a little, and fit all curves anew."""
+        """Decay the counts, and refit all curves."""
         for group in range(len(self._rounds)):
             self._fitted_weight[group] = _fit(self._of(group), self._of_models, _DECAY)
 

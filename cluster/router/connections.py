@@ -225,7 +225,7 @@ async def keep_connected(
     list_workers: Callable[[], Awaitable[tuple[list[WorkerEntry], str | None]]],
     on_change: Callable[[], None],
 ) -> None:
-    """Refresh for ever with what `list_workers` returns: the workers, and the id of the router's target group. A
+    """Refresh forever with what `list_workers` returns: the workers, and the id of the router's target group. A
     directory that does not answer leaves everything as it is."""
     while True:
         try:

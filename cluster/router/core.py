@@ -250,7 +250,7 @@ class RouterCore:
 
     @property
     def prefix_cache_tokens(self) -> int:
-        """That the target's prefix cache holds at most; 0: it has none, or has not answered yet."""
+        """Capacity of the target's prefix cache; 0: it has none, or has not answered yet."""
         return self.blocks.num_tokens if self._has_prefix_cache else 0
 
     @property

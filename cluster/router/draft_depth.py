@@ -40,7 +40,7 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class DraftCosts(NamedTuple):
-    """What drafting on is weighed against in a round."""
+    """Costs against which further drafting is weighed in a round."""
 
     tokens_per_s: float  # emitted by such rounds
     row_price: float  # tokens that a row must bring to be worth verifying
@@ -64,8 +64,8 @@ class DraftDepth:
         return self._confidence_at(row_price / max(self._share, 1e-3))
 
     def worth(self, costs: DraftCosts, part: float = 1.0) -> np.ndarray:
-        """What nodes bring of the price of a forward, as of `draft_worth.pays`. part: of the round's sequences that the
-        forward serves; others are drafted for at the same time."""
+        """Gain of nodes as a share of the price of a forward, as in `draft_worth.pays`. part: of the round's sequences
+        that the forward serves; others are drafted for at the same time."""
         price = self._price(costs) * part
         if price <= 0.0:
             return no_worth()
@@ -73,8 +73,8 @@ class DraftDepth:
         return np.concatenate([KNOTS, gain / price]).astype(np.float32)
 
     def paying_levels(self, costs: DraftCosts, num_sequences: int, most: int) -> int:
-        """Levels that pay on average, at least 1 and at most `most`, whatever their confidence. The token at depth d is
-        taken to be accepted with probability a^d. num_sequences: those that are drafted for at once."""
+        """Number of levels that pay on average, at least 1 and at most `most`, independent of confidences. The token at
+        depth d is taken to be accepted with probability a^d. num_sequences: those that are drafted for at once."""
         price = self._price(costs) / max(1, num_sequences) + costs.row_price
         levels = 1
         while levels < most and self._share ** (levels + 1) >= price:
@@ -223,7 +223,7 @@ def _count(value, is_right, counts):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _fit(paths, tokens):  # type: ignore[no-untyped-def]
-    """What the counts say of p at the knots, drawn to c^k and never falling: float64 [knots]."""
+    """Estimate of p at the knots, shrunk to c^k and non-decreasing: float64 [knots]."""
     expected = KNOTS ** promised_power(tokens[_TRIALS], tokens[_HITS], _PRIOR)
     weights = paths[_TRIALS] + _PRIOR
     return isotonic((paths[_HITS] + _PRIOR * expected) / weights, weights)

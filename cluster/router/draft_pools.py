@@ -124,6 +124,6 @@ class DraftPools:
             pool.drop_namespace(namespace)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended or gets another id; its workers are told with their next batches."""
+        """The sequence has ended or gets another id; its workers are notified with their next batches."""
         for pool in self._pools:
             pool.workers.forget(sequence)

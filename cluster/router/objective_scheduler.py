@@ -92,7 +92,7 @@ class ObjectiveScheduler(Scheduler):
             self._rates[kind].observe(self._num_queued_of(kind) > 0, now)
 
     def _num_queued_of(self, kind: ServiceClass) -> int:
-        """Sequences of the class that wait beyond those for whom there are places."""
+        """Waiting sequences of the class in excess of its free places."""
         paused = len(self.paused) if kind == "batch" else 0
         return self._num_waiting[kind] + paused - self._num_free(kind)
 
@@ -147,8 +147,8 @@ class ObjectiveScheduler(Scheduler):
             )
 
     def _retry_after(self, sequence: Sequence, seconds: float, now: float, comes_back: bool = True) -> float:
-        """seconds: until there is room for one more. Those who were sent away before come back one after the other, as
-        places become free, and this one after them, or sooner if the router before this one has room sooner.
+        """seconds: until there is room for one more. Clients that were refused before return one after the other, as
+        places become free, and this one after them, or earlier if the router asked before has room earlier.
 
         comes_back: False: another router is asked instead, which counts its return.
         """

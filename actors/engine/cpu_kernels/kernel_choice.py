@@ -1,7 +1,7 @@
 """Chooses the kernel of each linear layer by measuring on this machine, at the first start with a shape.
 
 Processors differ too much for a rule: matrix instructions, widths of vectors, bandwidth, and libraries that favour
-their maker's. What was measured is kept in $PACELINE_HOME/cpu_kernels.json, so that later starts choose the same.
+their maker's. Measurements are stored in $PACELINE_HOME/cpu_kernels.json, so that later starts make the same choice.
 """
 
 from __future__ import annotations

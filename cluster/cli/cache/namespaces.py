@@ -191,7 +191,7 @@ def _ask(meant: list[StoreKeys], of_some_time: bool) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C in the block counts when it has ended: half a purge would leave bytes that nobody finds any more."""
+    """Delay Ctrl-C to the end of the block: half a purge would leave data that no later purge finds."""
     interrupted = False
 
     def note(number: int, frame: object) -> None:

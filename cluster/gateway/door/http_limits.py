@@ -155,7 +155,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """The connection gives way that has waited longest for its client, first those that wait for headers; this
+        """Closes the connection that has waited longest for its client, first those that wait for headers; this
         one, if all others are being answered."""
         open_ones = [
             one

@@ -1,4 +1,5 @@
-"""What all routes that generate do: wait for an answer as long as the client does, and send it whole or as events."""
+"""Common part of all routes that generate: waits for an answer as long as the client does, and sends it whole or as
+events."""
 
 from __future__ import annotations
 
