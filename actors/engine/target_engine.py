@@ -55,8 +55,9 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 class TargetEngine:
     """Sequences, their KV blocks and the model. One call of `verify` is one round.
 
-    With tensor parallelism every rank runs the same batches in the same order, and rank 0 says what was sampled. The
-    other ranks learn which draft nodes were accepted from the next round's tokens, if not from their own samples.
+    With tensor parallelism every rank runs the same batches in the same order, and rank 0 broadcasts the sampled
+    tokens. The other ranks learn which draft nodes were accepted from the next round's tokens, if not from their own
+    samples.
     """
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, rank: int = 0, num_ranks: int = 1) -> None:

@@ -136,7 +136,7 @@ class Directory:
         self._is_restarted = is_restarted
         self._filled_at = clock() + ttl_s  # by then all live workers and routers have reported
         self._records: Leases[_Record] = Leases(clock)
-        self._targets: dict[str, WorkerEntry] = {}  # of these, in order of registration
+        self._targets: dict[str, WorkerEntry] = {}  # the targets among them, in order of registration
         self._claims: Leases[str] = Leases(clock)  # workers by router
         self._claimed_by: dict[str, str] = {}  # routers by worker
         self._draft_changes = ChangeLog()
@@ -173,8 +173,8 @@ class Directory:
         return sorted(entries, key=lambda entry: entry.worker_id)
 
     def tell(self, asked: Asked) -> Told:
-        """Renew what the router holds and says, and tell it what it does not know. A leaving router keeps its group for
-        its open requests until another router is assigned to it."""
+        """Renew the router's lease and signals, and return the changes since its last call. A leaving router keeps its
+        group for its open requests until another router is assigned to it."""
         self._expire()
         self._routers.renew(asked.router_id, None, self._lease_s)
         if asked.drafts is not None:

@@ -89,7 +89,7 @@ class RegionStatus:
     age_s: int  # since it wrote its listing, by its own clock
     segments: int
     bytes: int
-    imported_segments: int  # of these, readable here
+    imported_segments: int  # those of them that are readable here
 
 
 @dataclass(frozen=True, slots=True)

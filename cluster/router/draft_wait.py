@@ -17,7 +17,7 @@ class Load:
     """Statistics of rounds with about this many sequences."""
 
     rounds: float = 0.0
-    sequences: float = 0.0  # of these rounds
+    sequences: float = 0.0  # sum over these rounds
     tokens: float = 0.0
     gained: float = 0.0
     wait_s: float = 0.0

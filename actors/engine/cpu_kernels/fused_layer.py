@@ -207,7 +207,7 @@ class FusedLayer(nn.Module):
 class Chain:
     """Layers that run in one call, because each has nothing but the outputs of the one before as its inputs.
 
-    The first layer computes all of them, and the others hand on what it returns.
+    The call of the first layer computes all of them, and the calls of the others return its result.
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
