@@ -5,7 +5,7 @@ VENV ?= .venv
 # More pip arguments for torch alone, to choose its build (see README.md, GPUs).
 TORCH_ARGS ?=
 PACELINE_HOME ?= $(HOME)/.cache/paceline
-# That the tests are shared out to; one Ray cluster runs at a time all the same.
+# Processes that run tests in parallel. Only one Ray cluster runs at a time.
 TEST_PROCESSES ?= 2
 # For `make serve`: a configuration file, and more arguments of `paceline serve`.
 CONFIG ?= configs/laptop.yaml
@@ -15,7 +15,7 @@ PIP_VERSION := 26.3
 UV_VERSION := 0.13.8
 CYCLONEDX_VERSION := 7.5.0
 CHECKOV_VERSION := 3.3.30
-# Why each of them stays is said in k8s/README.md.
+# k8s/README.md gives the reason for each.
 CHECKOV_SKIPS := CKV_K8S_43,CKV_K8S_15,CKV_K8S_38,CKV2_K8S_6,CKV_DOCKER_2,CKV_DOCKER_7
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)",/\1/p' pyproject.toml)
 BIN := $(VENV)/bin

@@ -107,13 +107,3 @@ def depths_of(parents: np.ndarray) -> np.ndarray:
     for index, parent in enumerate(parents):
         depths[index] = 1 if parent < 0 else depths[parent] + 1
     return depths
-
-
-def ancestor_mask(parents: np.ndarray) -> np.ndarray:
-    """bool [n, n]: row i is true at node i itself and at each of its ancestors."""
-    count = len(parents)
-    mask = np.eye(count, dtype=bool)
-    for index, parent in enumerate(parents):
-        if parent >= 0:
-            mask[index] |= mask[parent]
-    return mask

@@ -165,7 +165,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     stats: SpeculationStats | None = None  # so far: in the last chunk, and in all where the request wants them
     times: RequestTimes | None = None  # where the request wants them: in the chunks that have `stats`
     logprobs: TokenLogprobs | None = None  # of token_ids, where the request wants them
-    # Of the prompt's tokens but the first, where the request wants them: in the first chunk.
+    # Log-probabilities of the prompt's tokens except the first, in the first chunk, if the request asks for them.
     prompt_logprobs: TokenLogprobs | None = None
     attempt: str = ""  # drawn by the router for each call; Ray Serve may repeat a call that is being answered
 
@@ -267,7 +267,7 @@ class RoundMasks(msgspec.Struct, frozen=True, array_like=True, tag="masks"):
     """The masks of a batch, which the router computes while the target computes the rows. It has no answer."""
 
     round_id: int
-    masks: list[TokenMasks | None]  # of each item of the batch; None: no grammar
+    masks: list[TokenMasks | None]  # one per item of the batch; None: no grammar
 
 
 # Gives the masks of one batch. It may block until they are there; raises LinkError if they do not come in time.

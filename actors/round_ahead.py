@@ -132,8 +132,8 @@ def guesses_of(items: Sequence[AheadItem]) -> Guesses:
 def foresee(guesses: Guesses, emitted: np.ndarray, ends: np.ndarray, ahead: VerifyAhead) -> Foreseen:
     """emitted: int32, tokens of all A sequences. ends: int64 [A + 1], where those of each begin and end.
 
-    Of the nodes behind the emitted ones, the most probable are taken, at most max_nodes, as far as their probability
-    after these tokens is at least `ahead.least_confidence`. A node's parent is among them or is the root.
+    Takes the most probable of the nodes behind the emitted ones, at most max_nodes, whose probability after these
+    tokens is at least `ahead.least_confidence`. A node's parent is among them or is the root.
     """
     return Foreseen(*_foresee(*guesses, emitted, ends, ahead.least_confidence, ahead.trust))
 

@@ -20,8 +20,8 @@ _EVERYWHERE = "0.0.0.0"
 
 
 class ServedConfig(ClusterConfig):
-    """A cluster configuration as Serve makes it. What is wrong is told in one line, at once: after an error that is not
-    its own, Serve builds the application three times more."""
+    """A cluster configuration that Serve creates. Raises RayServeException with a one-line message: after any other
+    exception, Serve would build the application three more times."""
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -40,7 +40,7 @@ def build(args: ServedConfig) -> serve.Application:
     started beside the application: where `cache.url` is not set there is no shared cache, and draft workers wait for a
     drafter that is not built yet.
 
-    Raises RayServeException for whatever is wrong with configuration or models.
+    Raises RayServeException for any fault of configuration or models.
     """
     if args.gateway.tls.certificate_file is not None:
         raise RayServeException("gateway.tls is for `paceline serve`: here Serve's own options open the ports")

@@ -49,9 +49,9 @@ class GenerationOptions(SamplingFields):
     drafters: Annotated[tuple[str, ...], Field(strict=False)] | None = None  # None: all that run; (): no drafts
     max_draft_tokens: MaxDraftTokens | None = None  # a round; None: as many as the planner chooses
     structured_outputs: StructuredOutputs | None = None  # what the answer must follow
-    logprobs: NumLogprobs | None = None  # of each token, and so many of the likeliest in its place; None: none
-    prompt_logprobs: NumLogprobs | None = None  # the same of the prompt
-    namespace: str = ""  # what is learnt is shared within a namespace only
+    logprobs: NumLogprobs | None = None  # number of alternatives for each token; 0: only its own; None: none
+    prompt_logprobs: NumLogprobs | None = None  # the same for prompt tokens
+    namespace: str = ""  # learnt statistics are shared only within a namespace
     cache: CacheUse = "read_write"  # whether to draft from the shared cache, and add to it
 
     @property
@@ -85,7 +85,7 @@ def generation_options(**fields: object) -> GenerationOptions:
 
 
 def changed(options: GenerationOptions | None, changes: Mapping[str, object]) -> GenerationOptions:
-    """The options with some fields in place of their own. None: the defaults. Raises InvalidRequest."""
+    """The options with some fields replaced. None: the defaults. Raises InvalidRequest."""
     if options is None:
         return checked(GenerationOptions, changes)
     return checked(GenerationOptions, {**options.model_dump(), **changes}) if changes else options

@@ -232,9 +232,9 @@ def with_gpu_shares(plan: ClusterPlan, nodes: Sequence[int]) -> ClusterPlan:
     """The plan with the share of a GPU that each rank and draft worker takes. Draft workers of several ranks take whole
     ones. nodes: GPUs of each node of the cluster.
 
-    With target.gpus and draft.gpus given, also of each of more_drafts, nothing is compared: nodes may be added later.
-    Raises ConfigError where there are too few GPUs, which Ray would wait for silently, and where gpus is given for some
-    draft models but not for others.
+    If `gpus` is configured for the target and for every draft model, nothing is checked, because nodes may be added
+    later. Raises ConfigError if there are too few GPUs, which Ray would wait for silently, and if `gpus` is configured
+    for some draft models but not for others.
     """
     target, draft = plan.config.target, plan.config.draft
     on_gpu = plan.target_device.startswith("cuda")
@@ -312,7 +312,7 @@ def cluster_application(plan: ClusterPlan) -> serve.Application:
     """
     config = plan.config
     get_or_create_directory(DIRECTORY, lifetime="detached")
-    # A batch that the router would give up on is given up by the group, too, or it would be busy with it for ever.
+    # The group gives up a batch after the same time as the router; otherwise it could be busy with it forever.
     upstream = [
         target_group_application(
             _target_settings(plan),

@@ -171,7 +171,7 @@ def is_text(value: object, *, may_be_empty: bool = False) -> TypeGuard[str]:
 
 
 def _is_private(problem: ErrorDetails) -> bool:
-    """Whether the value may hold text of a conversation: so may a field that nobody knows."""
+    """Whether the value may contain text of a conversation. Unknown fields may."""
     if problem["type"] == "extra_forbidden":
         return not isinstance(problem["input"], (bool, int, float))
     return problem["loc"][-1] not in _KINDS and any(part in _PRIVATE_FIELDS for part in problem["loc"])

@@ -104,11 +104,12 @@ class DraftEngine:
         leader: Leader | None = None,
     ) -> None:
         """vocab_map int64 [outputs]: target token id of each column of the model's logits; None: the same ids.
-        ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: of
-        a parallel model, which has no encoder; it must not be among the guesses. most_guesses: tokens that this one
-        guesses in a forward; None: as many as are asked for. grammars: of the target's vocabulary; None, or where the
-        model has more outputs: those of sequences are ignored. leader: of the ranks that share an attending model
-        without an encoder; None: this is the only one. Raises ModelError for a model with a recurrent state."""
+        ahead: outcomes of each draft that `work_ahead` drafts for; ignored for encoder-decoder models. mask_token: the
+        mask token of a parallel model, which must have no encoder; the token is never guessed. most_guesses: tokens
+        that a parallel model guesses in a forward; None: as many as requested. grammars: for the target's vocabulary;
+        the grammars of sequences are ignored if it is None or the model has more outputs. leader: leads the ranks that
+        share a model without an encoder; None: there is one rank. Raises ModelError for a model with a recurrent
+        state."""
         self.pool = BlockPool(options.num_blocks, options.block_size, options.prefix_cache)
         self._runner = _runner_of(model, options, leader)
         if self._runner.chain_only:

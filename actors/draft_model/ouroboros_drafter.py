@@ -55,7 +55,7 @@ class OuroborosDraft:
     min_confidence: float = 0.0  # nor after a chain that is less likely
     chain: list[int] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # probability of each, given those before it
-    worth: np.ndarray = field(default_factory=no_worth)  # of a forward; the same of all
+    worth: np.ndarray = field(default_factory=no_worth)  # of one forward; equal for all forwards
     num_forwards: int = 0
     num_computed: int = 0  # first tokens of the chain that have KV
     given: dict[int, list[Phrase]] = field(default_factory=dict)  # phrases by the token they follow, for this draft
@@ -67,8 +67,8 @@ class OuroborosDraft:
         return len(self.chain) >= self.num_wanted or self.confidence < self.min_confidence
 
     def next_confidences(self) -> list[float]:
-        """Confidence of the chain that the next forward goes on from, and of those that it leads to if it gives as
-        many tokens, and as sure ones, as the forwards so far."""
+        """Confidence of the chain that the next forward extends, and of the chains after each token of that forward, if
+        it yields as many tokens with the same probabilities as the forwards so far."""
         length = len(self.chain)
         return [self.confidence ** (1 + more / length) for more in range(max(1, length // self.num_forwards))]
 
@@ -106,7 +106,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
 
     @property
     def most_nodes(self) -> int:
-        """Limit of the nodes of a forward, without those of the draft."""
+        """Limit of the nodes of a forward, without the draft's nodes."""
         options = self._options
         window = LookaheadWindow.most_nodes(options.window_size, options.lookahead_level)
         return window + options.num_guesses * options.phrase_length
@@ -167,9 +167,9 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         min_confidence: float = 0.0,
         worth: np.ndarray | None = None,
     ) -> OuroborosDraft:
-        """A draft with blocks for its forwards, or an empty one if there is no room. runs: texts that may follow from
-        the last token on; they fill up missing phrases and are not kept. min_confidence: of a chain that goes on;
-        worth: of a forward, as of `draft_worth.pays`, None: all pay."""
+        """A draft with blocks for its forwards, or an empty one if there is no room. runs: texts that may follow,
+        beginning with the last token; they fill in for missing phrases and are not stored. min_confidence: chains below
+        it are not extended; worth: of a forward, as in `draft_worth.pays`; None: all forwards pay."""
         most = min(num_wanted, max_nodes) + self.most_nodes
         if not max_nodes or not sequence.reserve(sequence.length + most):
             return OuroborosDraft(sequence, 0, 0)

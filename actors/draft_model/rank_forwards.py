@@ -1,9 +1,9 @@
-"""A draft model on several ranks: rank 0 drafts, and every forward that it makes is told to the others.
+"""A draft model on several ranks: rank 0 drafts, and broadcasts every forward to the others.
 
-What to compute is decided on rank 0 alone, which holds sequences and blocks. The others hold their part of the model
-and of the KV cache. They are told the rows of each forward with their slots, and what was moved in the cache before it.
-A forward is told whole before it begins, so an error between two of them leaves the ranks as they were. One within a
-forward ends the group: another rank may be in a collective of it.
+Only rank 0 has sequences and blocks, and decides what to compute. The others have their part of the model and of the KV
+cache. They receive the rows of each forward with their slots, and the cache moves since the last forward. A message is
+complete before its forward begins, so an error between two forwards leaves the ranks consistent. An error within a
+forward ends the group, because another rank may wait in a collective.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _decoder = msgspec.msgpack.Decoder(_Forward, dec_hook=_restored)
 
 
 class _ToldCache(KvCache):
-    """Keeps what is moved until the other ranks are told."""
+    """Records moves in the cache until they are sent to the other ranks."""
 
     def __init__(self, num_slots: int, device: torch.device, layers: Sequences[LayerShape]) -> None:
         super().__init__(num_slots, device, layers)

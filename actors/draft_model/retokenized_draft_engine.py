@@ -4,8 +4,8 @@ The target's committed tokens are decoded, the text is encoded for the draft mod
 target verifies it like any other draft. This is string-level exact match (Timor et al. 2025, "Accelerating LLM
 Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies").
 
-The target's noise belongs to tokens of its own vocabulary, so the guess is the greedy chain, whatever the request's
-sampling is. Under `acceptance: rejection` each token is sent with q = 1.
+The target's sampling noise is defined on its vocabulary, so the guess is the greedy chain for any sampling parameters.
+Under `acceptance: rejection` each token is sent with q = 1.
 """
 
 from __future__ import annotations

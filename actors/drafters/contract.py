@@ -80,7 +80,7 @@ class VerifiedRows:
 
 
 class Drafter(ABC, Generic[Asked]):
-    """One drafting method. CPU drafters get a `DraftContext`, drafters beside a model an item of their own.
+    """One drafting method. CPU drafters get a `DraftContext`; drafters in a worker get its own item type.
 
     Only `propose` is required. A drafter's error never reaches a user: the round goes on without its drafts.
     """
@@ -88,8 +88,8 @@ class Drafter(ABC, Generic[Asked]):
     name: str
     num_successors: int = 0  # predictions of each row that `remember` wants; 0: `remember` is not called
     successors_option: str = ""  # the option that sets it, if one does
-    # Limit of required nodes, which are computed whether they pay or not. All are granted or, in a round without room,
-    # none (`DraftContext.max_required` is 0). `VerifiedRows.parents` says which were computed.
+    # Limit of required nodes, which are computed without regard to their cost. A round grants all of them, or none if
+    # it has no room (`DraftContext.max_required` is 0). `VerifiedRows.parents` tells which were computed.
     most_required: int = 0
 
     @abstractmethod

@@ -30,7 +30,7 @@ _FLOOR = 0.02
 class _Place:
     """Position of an answer in its prediction."""
 
-    predicted: np.ndarray  # int32 [n], a copy of its own
+    predicted: np.ndarray  # int32 [n], copied
     bigrams: np.ndarray  # uint64 [n - 1], from `_bigrams_of`
     num_seen: int  # tokens of the sequence that have been followed
     next: int = 0  # index of the next predicted token

@@ -1,8 +1,8 @@
 """DFlash heads, which guess a block of tokens in one forward (Chen et al. 2026, arXiv:2602.06036).
 
-The layers are those of Qwen3. Positions that the target has computed have keys and values of the target's projected
-features alone, the same features in every layer. The rows of a block, the last token and masks, attend to them and to
-one another. Embeddings and output layer are the target's.
+The layers are those of Qwen3. At positions that the target has computed, keys and values are computed only from the
+target's projected features, which are the same in every layer. The rows of a block (the last token and masks) attend to
+these positions and to one another. The head uses the target's embeddings and output layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actors.eagle.head_settings import unknown_rotation
 from actors.errors import ModelError
 
 ARCHITECTURE = "DFlashDraftModel"
-# Keys of config.json that do not change what a head computes, beside those of Qwen3.
+# Keys of config.json, other than those of Qwen3, that do not affect the head's outputs.
 _DESCRIPTIVE = {"_name_or_path", "auto_map", "max_window_layers", "torch_dtype", "transformers_version"}
 _OWN = {"block_size", "dflash_config", "num_target_layers", "rope_theta", "rope_scaling"}
 _OF_BLOCK = {"block_size", "mask_token_id", "target_layer_ids"}  # keys of dflash_config

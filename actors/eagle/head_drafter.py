@@ -32,7 +32,7 @@ SCRATCH_SLOTS = 4096  # slots for keys and values of drafted tokens
 
 
 class HeadDrafter(Drafter[HeadRows]):
-    """A head with keys and values of its own, in the same slots as the target's.
+    """A head with a separate KV cache, which uses the same slots as the target's.
 
     Rows that the target computed without the head leave a gap, which later rows do not see; a gap only costs
     acceptance. In a shared prefix, the last position of a block may have seen another next token.

@@ -143,7 +143,7 @@ def checked_mask_token(file: Path, key: str, token: Any, num_ids: int) -> int:
 
 
 def _layer_config(file: Path, shape: Mapping[str, Any]) -> LlamaConfig:
-    """The published heads are Llama layers whatever the target is."""
+    """Published heads have Llama layers for any target."""
     kept = {key: value for key, value in shape.items() if key not in ("model_type", "architectures", "dtype")}
     try:
         config = LlamaConfig.from_dict(kept)

@@ -129,7 +129,8 @@ def _check_vocabulary(file: Path, layout: HeadLayout, vocabulary: dict[str, Tens
 
 
 def _add_biases(head: EagleHead, names: dict[str, str]) -> None:
-    """Add the attention biases of the checkpoint, whatever config.json says (Qwen2 has three of the four)."""
+    """Add the attention biases that the checkpoint has, even if config.json does not mention them (Qwen2 has three of
+    the four)."""
     for index, layer in enumerate(head.layers):
         for name in _BIASES:
             if f"layers.{index}.self_attn.{name}" in names:

@@ -21,17 +21,18 @@ _DESCRIPTIVE = {
     "attention_bias", "auto_map", "bias", "has_no_defaults_at_init", "max_window_layers", "qkv_bias",
     "target_model_type", "torch_dtype",
 }  # fmt: skip
-# Of a target with experts, left in a head's copy of its config.json. A head's own experts would be other tensors.
+# Keys of a target with experts, copied into the head's config.json. They do not describe the head: a head with experts
+# would have other tensors.
 _EXPERTS = {
     "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
     "num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "shared_expert_intermediate_size",
 }  # fmt: skip
-# Of the head as a whole, so not in `transformer_layer_config`.
+# Keys that describe the whole head; not allowed in `transformer_layer_config`.
 _HEAD = {
     "draft_vocab_size", "embed_requires_grad", "enable_sp_ulysses", "speculators_config", "speculators_model_type",
     "speculators_version", "transformer_layer_config",
 }  # fmt: skip
-# Of its layers, so not beside `transformer_layer_config`.
+# Keys that describe the head's layers; not allowed beside `transformer_layer_config`.
 _SHAPE = {
     "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "mlp_bias",
     "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters",
@@ -48,8 +49,8 @@ _GENERATION = {
     "torchscript", "typical_p", "use_bfloat16",
 }  # fmt: skip
 _NONE_IF_FALSE = {"add_cross_attention", "parallel_drafting", "pruned_heads", "use_mrope", "use_sliding_window"}
-# All heads that are read have the layer of a Llama. The other types have it too, with the same defaults, where the
-# tensors are those of a Llama; of the architectures, names are all that differs.
+# All supported heads have Llama layers. The other model types have the same layer and defaults if their tensors are
+# those of a Llama; the architectures differ only in name.
 _MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3", "speculator_model"}
 _ARCHITECTURES = {
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "EagleLlamaForCausalLM",
@@ -59,13 +60,13 @@ _ARCHITECTURES = {
     "LlamaForCausalLMEagle3",
 }  # fmt: skip
 _SPECULATORS: dict[HeadKind, set[str]] = {"eagle": set(), "eagle3": {"eagle3"}}
-# Of P-EAGLE: that it is one, and how it was trained.
+# Keys of P-EAGLE heads: the kind of head, and how it was trained.
 MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
 _PARALLEL = {*MASK_TOKENS, "parallel_drafting", "num_depths", "down_sample_ratio", "down_sample_ratio_min"}
 _PARALLEL_ARCHITECTURES = {
     "PEagleDraftModel", "PEagleLlamaForCausalLM", "PEagleSpeculator", "PeagleLlamaForCausalLM",
 }  # fmt: skip
-# A token of a text has the same position in all sections (mrope) of a target that takes images, too.
+# For text, positions are equal in all mrope sections of a multimodal target, so mrope keys have no effect.
 _ROPE = {
     "attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "long_factor", "low_freq_factor",
     "mrope_interleaved", "mrope_section", "mscale", "mscale_all_dim", "original_max_position_embeddings", "rope_theta",
@@ -85,17 +86,17 @@ class Flags(msgspec.Struct):
 
 
 class _EagleConfig(Flags):
-    """What ModelOpt (NVIDIA) says beside the flags."""
+    """Settings that ModelOpt (NVIDIA) writes in addition to the flags."""
 
     use_input_layernorm_in_first_layer: bool | None = None
     use_last_layernorm: bool | None = None
     use_mtp_layernorm: bool | None = None
     next_layer_regular: bool | None = None
     parallel_draft_step: int | None = None
-    parallel_draft_heads_num_layers: int | None = None  # of heads for further draft steps, so without a meaning for one
+    parallel_draft_heads_num_layers: int | None = None  # describes heads with several parallel draft steps; ignored
 
 
-# What describes the published EAGLE-3.
+# The values for the published EAGLE-3 architecture.
 _PLAIN = _EagleConfig(
     use_input_layernorm_in_first_layer=True,
     use_last_layernorm=True,
@@ -106,7 +107,7 @@ _PLAIN = _EagleConfig(
 
 
 class _Layer(Flags):
-    """Types of what is read here; transformers checks those of the layer's shape."""
+    """Types of the values that are read here; transformers checks the layer's shape."""
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -120,7 +121,7 @@ class _Speculators(msgspec.Struct):
 
 
 class HeadSettings(_Layer):
-    """Types of the values that are read of config.json, but for the layer's shape."""
+    """Types of the values that are read from config.json, except the layer's shape."""
 
     draft_vocab_size: Annotated[int, msgspec.Meta(gt=0)] | None = None
     speculators_model_type: str | None = None

@@ -36,7 +36,7 @@ class MtpLayout:
     projection: str  # [h, 2h]
     output_norm: str
     block: str  # prefix of the decoder layer
-    prefix: str  # of all tensors of this head
+    prefix: str  # of the names of the head's tensors
     other_blocks: str | None = None  # prefix of the decoder layers of further heads, too
     projects_feature_first: bool = False  # columns of `projection`: feature before embedding
     embeddings: str | None = None  # of a copy of the target's embeddings, which may be missing

@@ -208,7 +208,7 @@ def _load_block(
 
 
 def _add_own_vocabulary(head: MtpHead, stored: StoredTensors, layout: MtpLayout, model: PreTrainedModel) -> None:
-    """Give the head an embedding and an output layer of its own where they are no copies of the target's."""
+    """Give the head separate embeddings and a separate output layer if they are not copies of the target's."""
     embeddings = _own_weight(stored, layout.embeddings, _EMBEDDINGS)
     if embeddings is not None:
         head.embed_tokens = nn.Embedding.from_pretrained(embeddings.to(model.device, model.dtype))

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 class Written(NamedTuple):
-    """int64 words that a function writes where they are sent from, over those of an earlier round."""
+    """int64 words that a function writes directly into the send buffer, over those of an earlier round."""
 
     num_words: int
     views: Views
@@ -73,11 +73,11 @@ class Arena:
     addresses each time, as long as `generation` stays."""
 
     def __init__(self, device: torch.device, copied: CopyEvent | None = None) -> None:
-        """copied: where the device has read the host's buffer; None: one of CUDA's, and none elsewhere, where copies
-        wait."""
+        """copied: event after which the device has read the host's buffer; None: a CUDA event, or none on devices where
+        copies are synchronous."""
         self._device = device
         self._copied = CudaEvent(device) if copied is None and device.type == "cuda" else copied
-        self.generation = -1  # of the buffers, which are replaced by larger ones; the first are generation 0
+        self.generation = -1  # of the buffers: larger ones replace them; the first are generation 0
         self._allocate(_FIRST_BYTES.get(device.type, _FIRST_BYTES["cpu"]))
 
     def _allocate(self, num_bytes: int) -> None:

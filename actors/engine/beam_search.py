@@ -1,7 +1,7 @@
 """Beam search with `transformers`.
 
-It runs on the engine's model with its packed or quantized weights, but with keys and values of its own: the engine's
-cache, drafts and batches are not used.
+It uses the engine's model with its packed or quantized weights, but a separate KV cache, and no drafts or batches of
+the engine.
 """
 
 from __future__ import annotations

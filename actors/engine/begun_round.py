@@ -1,4 +1,4 @@
-"""A round that the device computes, or has computed: its state between begin and result, and what it says."""
+"""A round that the device computes or has computed: its state between begin and result, and its result."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class BegunRound:
     started: Event | float
     finished: list[int]  # sequences that were forgotten before it
     seq_ids: list[int]
-    asked: list[VerifyItem]  # of each; empty for a round that was sent ahead
-    statuses: list[int] = field(default_factory=list)  # of each; empty: all are ready
+    asked: list[VerifyItem]  # one per sequence; empty for a round that was sent ahead
+    statuses: list[int] = field(default_factory=list)  # one per sequence; empty: all are ready
     round: PlannedRound | None = None  # None: no sequence is ready
     rejecting: list[int] = field(default_factory=list)  # places in `round` of drafts under the rejection rule
     is_scoring: bool = False  # it computes log-probabilities of prompts, on the host
-    computing: Any = None  # of the rounds' `begin`, until it is read
+    computing: Any = None  # returned by the rounds' `begin`, until its result is read
     launched: Event | float = 0.0
     is_new_shape: bool = False  # as in `VerifyResult`
     # After `settle`:

@@ -50,7 +50,7 @@ class BlockPool:
         self.clear()
 
     def clear(self) -> None:
-        """Make every block blank, whoever has it. Sequences must have dropped theirs."""
+        """Make every block blank. Sequences must have released their blocks before."""
         self._blocks = [_Block() for _ in range(self.num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict((block, None) for block in range(self.num_blocks))
         self._by_hash: dict[bytes, int] = {}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from actors.engine.decoder_layers import decoder_layers
 
-Kept = dict[int, tuple[torch.Tensor, ...]]  # of each layer (-1: the last output), one a forward
+Kept = dict[int, tuple[torch.Tensor, ...]]  # by layer (-1: the last output), one tensor per forward
 
 
 class FeatureTap:

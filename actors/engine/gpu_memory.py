@@ -9,7 +9,7 @@ import torch
 from actors.engine.recorded_launches import MOST_RECORDED
 from actors.errors import ModelError
 
-_GRAPH_BYTES = 4 << 20  # of a recorded round's own, beside the tensors it works in; an estimate
+_GRAPH_BYTES = 4 << 20  # estimate: memory of a recorded round in addition to its tensors
 _PROCESS_BYTES = 1 << 30  # context, kernels and communicators of one process, which torch does not count
 
 
@@ -21,7 +21,7 @@ class GpuMemory:
     free: int  # now, with nothing but the weights left of the engine
     weights: int
     peak: int  # of the largest round, beyond weights and KV cache
-    recorded: int = 0  # that recorded rounds will keep for themselves, beyond all that
+    recorded: int = 0  # additional bytes that recorded rounds will keep
 
     def for_kv_cache(self, limit: float, share: float = 1.0) -> int:
         """Bytes that are left for the KV cache.

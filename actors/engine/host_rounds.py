@@ -1,4 +1,4 @@
-"""Rounds whose tokens the host draws, on whatever device the model is."""
+"""Rounds whose tokens are drawn on the host; the model may be on any device."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class KvCache:
     """Keys and values by layer, each [num_slots + 1, kv_heads, dim]. Slot = block * block_size + offset.
 
     Backends write finite numbers alone, zeros for others: a row multiplies what it does not see by 0, which NaN would
-    survive, so that one overflow would spread to other requests. Layers of one shape share a tensor, so that a move
-    takes as many kernels whatever the number of layers.
+    survive, so that one overflow would spread to other requests. Layers of one shape share a tensor, so the number of
+    kernels of a move does not depend on the number of layers.
     """
 
     def __init__(self, num_slots: int, device: torch.device, layers: Sequences[LayerShape]) -> None:

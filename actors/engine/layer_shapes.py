@@ -97,7 +97,7 @@ def _pass_positions(
 
 
 def _probe(model: PreTrainedModel) -> ShapeProbe:
-    """Raises ModelError, whatever the model's forward raises for the arguments of a packed batch."""
+    """Raises ModelError for any error of the model's forward with the arguments of a packed batch."""
     probe = ShapeProbe()
     row = torch.zeros((1, 1), dtype=torch.int64, device=next(model.parameters()).device)
     try:

@@ -64,7 +64,7 @@ class ModelRunner:
         attention: AttentionBackend | None = None,
         is_eager: bool = False,
     ) -> None:
-        """exact "bitwise": whatever attention and is_eager say, layers stay as they are and launches are not recorded.
+        """exact "bitwise": layers stay unchanged and launches are not recorded, regardless of attention and is_eager.
         attention: None chooses by device. is_eager: layers are neither fused (CPU) nor compiled (CUDA), and launches
         not recorded. Raises ModelError for layers that it does not compute right."""
         self.device = next(model.parameters()).device

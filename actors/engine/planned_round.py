@@ -23,7 +23,7 @@ class PlannedRound:
 
     sequences: Sequences[Sequence]
     items: np.ndarray  # ITEM [S]
-    trees: Trees  # of all S, cut to the nodes that the sequences have room for
+    trees: Trees  # one per sequence, cut to the nodes that the sequence has room for
     num_emitting: int  # T
 
     @property

@@ -1,6 +1,6 @@
 """Launches that are recorded once and then replayed whole: on CUDA, as graphs.
 
-What was recorded reads and writes the places it had then, with the numbers that the host gave it then. So all rounds of
+A recording reads and writes the addresses, and uses the host's numbers, of the time of recording. So all rounds of
 a key must have the same inputs in the same places, and ask for the same operations.
 """
 

@@ -92,7 +92,8 @@ class RingWriter(_Ring):
         self._processes[0] = os.getpid()
 
     def hide(self) -> None:
-        """When all readers are there: nobody else can open it, and nothing is left behind."""
+        """Call it when all readers have opened the ring: unlinks it, so that no other process can open it and nothing
+        is left behind."""
         self.path.unlink(missing_ok=True)
 
     def check_readers(self) -> None:

@@ -55,8 +55,9 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
 class TargetEngine:
     """Sequences, their KV blocks and the model. One call of `verify` is one round.
 
-    With tensor parallelism every rank runs the same batches in the same order, and rank 0 says what was sampled. The
-    other ranks learn which draft nodes were accepted from the next round's tokens, if not from their own samples.
+    With tensor parallelism every rank runs the same batches in the same order, and rank 0 broadcasts the sampled
+    tokens. The other ranks learn which draft nodes were accepted from the next round's tokens, if not from their own
+    samples.
     """
 
     def __init__(self, model: PreTrainedModel, options: EngineOptions, rank: int = 0, num_ranks: int = 1) -> None:
@@ -227,7 +228,7 @@ class TargetEngine:
         begun.ended = self._clock.mark()
 
     def result(self, begun: BegunRound) -> VerifyResult:
-        """What a settled round says."""
+        """Result of a settled round."""
         verdicts = [] if begun.round is None else verdicts_of(begun.round, begun.emitted)
         for place in begun.logprobs.keys() | begun.prompt_logprobs.keys():
             own, of_prompt = begun.logprobs.get(place), begun.prompt_logprobs.get(place)

@@ -93,7 +93,7 @@ def _start(setting: bytes) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 def _tried(connection: socket.socket, child: psutil.Process, text: str) -> Checked:
-    """A child that takes longer than for a common grammar gives way to all others."""
+    """A child that takes longer than for a common grammar gets the lowest priority."""
     connection.sendall(text.encode())
     connection.shutdown(socket.SHUT_WR)
     took_long = False

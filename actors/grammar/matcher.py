@@ -61,16 +61,16 @@ class _Looked:
 class GrammarMatcher:
     """Follows the committed tokens of one answer. All else leaves it where it was.
 
-    It is a function of grammar and tokens: whoever follows the same tokens gets the same masks. A grammar may become
-    too complex to go on; then no token continues the answer.
+    Masks are a function of grammar and tokens, so every process that follows the same tokens gets the same masks. If a
+    grammar becomes too complex, no token continues the answer.
 
-    What may follow takes long to compute. It is remembered for all paths that were asked for, until there are more
-    committed tokens: what a drafter has looked at, a round need not compute again. Behind drafts, no more is computed
-    when that has taken `MOST_AHEAD_S`: a grammar with slow masks has short drafts. Where the masks behind committed
-    tokens take more than `MASK_S_PER_ROUND` for long, no token continues the answer: other answers wait for them.
+    Masks are slow to compute. They are cached for all paths that were asked for until more tokens are committed, so a
+    round does not recompute what a drafter has asked for. Masks behind draft tokens are limited to `MOST_AHEAD_S` of
+    computing time: a grammar with slow masks has short drafts. If the masks behind committed tokens take more than
+    `MASK_S_PER_ROUND` for long, no token continues the answer, because other answers would wait for them.
 
-    Copies of a compiled grammar share the states of its lexer, and a limit of their number. Where other answers or
-    drafts have used them up, the answer goes on with a lexer of its own, and does not look ahead any more.
+    Copies of a compiled grammar share its lexer, whose number of states is limited. If other answers or drafts have
+    used up the states, the answer continues with a separate lexer and no longer looks ahead.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class GrammarMatcher:
         ends: frozenset[int],
         compile_again: Callable[[], LLMatcher | None] | None = None,
     ) -> None:
-        """matcher: a copy of its own. vocab_size: columns of the target's logits. ends: end-of-sequence tokens.
-        compile_again: called once at most; gives a matcher that shares nothing. None, or gives None: there is none."""
+        """matcher: a copy that only this object uses. vocab_size: columns of the target's logits. ends: end-of-sequence
+        tokens. compile_again: called at most once; returns a matcher that shares no lexer, or None if that fails. None:
+        never compiled again."""
         self._matcher = matcher
         self._compile_again = compile_again
         self._is_alone = False  # it shares no lexer

@@ -158,7 +158,7 @@ def _sums_right(memory: SymmetricMemory, num_bytes: int, device: torch.device, d
 
 
 def checked_partial(count: int, rank: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[count]: small integers, whose sums over up to 16 ranks are exact in 16 bits, whatever their order."""
+    """[count]: small integers, whose sums over up to 16 ranks are exact in 16 bits in any order."""
     generator = torch.Generator(device).manual_seed(rank)
     return torch.randint(-16, 17, (count,), device=device, generator=generator).to(dtype)
 

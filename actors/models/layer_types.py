@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
-RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")  # the hybrid ones attend, too
-# Layers without keys and values, which a model with recurrent layers has beside those that attend
+RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")  # the hybrid ones also attend
+# Layers without keys and values that occur in models with recurrent and attention layers
 WITHOUT_KEYS = ("linear_attention", "conv", "mlp", "moe")
 
 

@@ -115,7 +115,7 @@ class Fp8Linear(nn.Module):
 
 
 def _to_fp8(numbers: Tensor) -> Tensor:
-    # The cast makes NaN of what is too large, which the largest number of a row may be by rounding.
+    # The cast returns NaN for values that are too large; by rounding, the largest value of a row may be.
     return numbers.clamp(-_FP8_MAX, _FP8_MAX).to(_FP8)
 
 

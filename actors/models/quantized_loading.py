@@ -92,7 +92,7 @@ class LinearQuantizer(HfQuantizer):
         return _Quantize(self)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> None:
-        for name in sorted(self._names):  # those that were not in the checkpoint under their own name
+        for name in sorted(self._names):  # tensors that the checkpoint does not contain under their name
             weight = model.get_submodule(name).weight
             self.replace(model, name, weight.to_local() if isinstance(weight, DTensor) else weight)
         self.remove_quantization_config(model)
@@ -104,7 +104,7 @@ class LinearQuantizer(HfQuantizer):
         part.weight = nn.Parameter(weight, requires_grad=False)
         kind = self._kind(linear, linear is self._head)
         if kind == "fp8":
-            kind = self._kind(part, False)  # which may be no multiple of what the whole is
+            kind = self._kind(part, False)  # the part may not divide into blocks though the whole does
         maxima = None if kind == "int4" else _maxima_of_whole_rows(weight.detach(), linear.weight)
         quantized = quantize_linear(part, weight.device, kind, maxima)
         quantized.bias = linear.bias  # perhaps not loaded yet
@@ -162,7 +162,7 @@ def _maxima_of_whole_rows(weight: Tensor, placeholder: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def read_by_tensor() -> Iterator[None]:
-    """Read tensors into memory of their own: pages of a mapped file stay resident until it is closed."""
+    """Copy tensors from the mapped file, whose pages stay resident until it is closed."""
     from transformers import modeling_utils
 
     original = modeling_utils.safe_open

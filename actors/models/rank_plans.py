@@ -69,7 +69,7 @@ def plan_of(text: PretrainedConfig) -> Plan:
 
 
 def check_own_plan(spec: str, text: PretrainedConfig, stored: dict[str, Any] | None, ranks: int) -> None:
-    """stored: see `stored_quantization`. Raises ModelError for what a plan of ours cannot share out."""
+    """stored: see `stored_quantization`. Raises ModelError for a model that our plans cannot shard."""
     method = None if stored is None else stored.get("quant_method")
     if text.model_type == "gpt_oss" and method not in (None, "mxfp4"):
         raise ModelError(

@@ -47,7 +47,7 @@ def check_stored_quantization(
     try:
         quantizer = AutoHfQuantizer.from_config(dict(stored), pre_quantized=True)
         quantizer.validate_environment(device_map={"": device}, weights_only=True)
-    except Exception as error:  # each format tells in its own way what it lacks
+    except Exception as error:  # each format raises other exceptions for what it lacks
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(
             f"model {source.spec!r}: its weights are quantized with {method}, which {device} cannot load here: {reason}"

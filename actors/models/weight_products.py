@@ -1,8 +1,8 @@
 """Products with weights in int8 or int4 on a GPU, as one operator that torch's compiler does not look into.
 
-Few rows are multiplied by a Triton kernel that reads the weights as they are stored. Of torch's own kernels, that for
-int8 on CUDA has a thread an output and no tensor cores, and that for int4 wants a layout that cannot be widened again
-for the many rows of a prompt.
+Few rows are multiplied by a Triton kernel that reads the weights as they are stored. torch's int8 kernel for CUDA uses
+one thread per output and no tensor cores; its int4 kernel needs a layout that cannot be dequantized for the many rows
+of a prompt.
 """
 
 from __future__ import annotations

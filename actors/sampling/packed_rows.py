@@ -88,7 +88,7 @@ def _tier(count: int, first: int) -> int:
 
 
 def word_of(field: str) -> int:
-    """Where a field of `ROW` lies, in words of its own type."""
+    """Offset of a field of `ROW`, in words of the field's type."""
     assert ROW.fields is not None
     dtype, offset = ROW.fields[field][:2]
     return offset // dtype.itemsize

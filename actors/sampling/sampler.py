@@ -91,7 +91,7 @@ def draft_with_probs(
 
     Arguments as for `sample_tokens`. Returns tokens int64 [R], ids int64 [R, k] and probs float32 [R, k]; each row of
     probs sums to 1 and is the distribution that the token was drawn from, likeliest first, which is what the accept
-    test needs. Greedy rows have all mass on the argmax. Drafts use noise of their own stream. k is at most V.
+    test needs. Greedy rows have all mass on the argmax. Drafts use a separate noise stream. k is at most V.
 
     The accept test is exact only if the decision to send a drawn token does not depend on that token.
     """
@@ -136,8 +136,8 @@ def _add_noise(scores: Tensor, rows: RowSampling, token_ids: Tensor | None) -> b
 
 
 def _sample_by_race(logits: Tensor, rows: RowSampling, token_ids: Tensor | None, masks: RowMasks | None) -> Tensor:
-    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only. Of a row
-    with a mask, only what it allows is read."""
+    """Columns, int64 [R], as `_sample_densely` finds them, with exact noise for the tokens that can win only. Only the
+    allowed logits of a masked row are read."""
     chosen = torch.empty(len(rows), dtype=torch.int64)
     is_open = np.ones(len(rows), bool)
     if masks is None:

@@ -27,7 +27,7 @@ SAMPLING = np.dtype(
         ("uses_history", "<i8"),
         ("num_prompt_tokens", "<i8"),
         ("num_tokens", "<i8"),
-        # Of the distinct tokens that have a bias or have occurred:
+        # For the distinct tokens that have a bias or have occurred:
         ("num_distinct", "<i8"),
         ("room", "<i8"),  # a power of two, or 0
         ("adjustments", "<i8"),  # address of `room` records of ADJUSTMENT, for a row without draft tokens

@@ -76,8 +76,8 @@ def verify_rejections(
     the next token, int64 [C].
 
     A draft token x is accepted if u < p(x) / q(x). The first that is not is replaced by a draw from the positive part
-    of p - q; after a whole chain the next token is drawn as if there had been no draft. Accept test and residual have
-    noise of their own streams. At temperature 0 a token is accepted if it is the argmax. A node whose q is no
+    of p - q; after a whole chain the next token is drawn as if there had been no draft. The accept test and the
+    residual use separate noise streams. At temperature 0 a token is accepted if it is the argmax. A node whose q is no
     distribution, or does not hold its own token, ends the chain before it. Raises ValueError when the numbers of rows,
     tokens and probabilities do not fit together.
     """

@@ -78,11 +78,11 @@ def resolve_draft_model(spec: str, target: ModelSource, home: Path, progress: Pr
 
 @dataclass(frozen=True, slots=True)
 class BuildRun:
-    """How one run of a build goes."""
+    """Options of one run of a build."""
 
     resumable: bool = False  # keep checkpoints beside the drafter, and resume from the last one
     steps: int | None = None  # limit of distillation steps in this run, if resumable; None: all
-    keeps: bool = False  # keep a drafter that another process has put there meanwhile
+    keeps: bool = False  # keep the drafter if another process has created it meanwhile
 
 
 def build_drafter(

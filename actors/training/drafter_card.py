@@ -21,7 +21,7 @@ class DrafterCard:
     coverage: float  # share of held-out greedy tokens that are in the output vocabulary
     tokens_per_round: float  # held out, drafted greedily in chains of `chain_length` tokens
     chain_length: int
-    # Of a parallel model: agreement of its guess of the first, second, ... token after a text, held out
+    # For a parallel model: agreement of its guesses of the first, second, ... token after a held-out text
     agreement_by_depth: list[float]
     evaluation: dict[str, float]  # agreement on other prompts, where some were given
     seconds: float

@@ -135,7 +135,7 @@ class DrafterTrainer:
             parameter.requires_grad_(False)
 
     def _loss(self, answers: Sequence[Answer], seed: int, share: float) -> torch.Tensor:
-        """The loss of one batch. seed: of what is random in it. share: of the training that is done."""
+        """The loss of one batch. seed: for all random choices. share: of the training that is done."""
         import torch
 
         with torch.autocast(self._device.partition(":")[0], torch.bfloat16, enabled=self._autocast):

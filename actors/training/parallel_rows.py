@@ -25,7 +25,7 @@ class ParallelRows:
     token_ids: torch.Tensor  # int64 [B, W]
     positions: torch.Tensor  # int64 [B, W + M]
     visible: torch.Tensor  # bool [B, 1, W + M, W + M]: row sees column
-    # Of the n rows that guess a token of an answer
+    # For the n rows that guess a token of an answer:
     texts: torch.Tensor  # int64 [n]: in the batch
     columns: torch.Tensor  # int64 [n]: in 0 .. W + M - 1
     places: torch.Tensor  # int64 [n]: guessed token, as an index into all answers' tokens one after the other

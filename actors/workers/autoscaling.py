@@ -106,9 +106,9 @@ class _Policy:
         return self.decide(context, time.time())
 
     def decide(self, context: Any, now: float) -> tuple[int, dict[str, Any]]:
-        """now: seconds on any clock that goes on from call to call."""
-        # Serve's own bounds are those of what may be set by hand. During an incremental upgrade it gives a share of
-        # them to each of the two clusters.
+        """now: seconds of a clock that is continuous between calls."""
+        # Serve's bounds are the bounds of numbers set by hand. During an incremental upgrade each of the two clusters
+        # has a share of them.
         share = context.capacity_adjusted_max_replicas / MOST_REPLICAS
 
         def adjusted(number: int) -> int:
@@ -134,7 +134,7 @@ class _Policy:
         raise NotImplementedError
 
     def _delayed(self, wanted: int, context: Any, now: float) -> tuple[int, dict[str, Any]]:
-        """Serve's own delays are 0: what is set by hand must not wait."""
+        """Serve's delays are 0, so that numbers set by hand take effect at once."""
         target, before = context.target_num_replicas, context.policy_state
         if wanted == target:
             return target, {}
@@ -146,7 +146,7 @@ class _Policy:
 
 
 def _held(context: Any) -> int:
-    """The number that was set by hand, by whoever recorded last; 0: none was."""
+    """The number set by hand, from the latest record; 0: none is set."""
     series = [each for each in (context.raw_metrics or {}).get("held", {}).values() if each]
     newest = max((each[-1] for each in series), key=lambda value: value.timestamp, default=None)
     return int(newest.value) if newest is not None else 0
@@ -154,7 +154,7 @@ def _held(context: Any) -> int:
 
 @dataclass(frozen=True)
 class DraftPolicy(_Policy):
-    """Each replica of the draft pool records its own busy share, and all of them what routers say and what was set by
+    """Each replica of the draft pool records its busy share. All record the routers' signals and the number set by
     hand."""
 
     busy_share: float  # wanted share
@@ -172,13 +172,13 @@ class DraftPolicy(_Policy):
 
 @dataclass(frozen=True)
 class TargetPolicy(_Policy):
-    """All groups record the same signals: what routers say of all of them, and what was set by hand."""
+    """All groups record the same signals: those of the routers for all groups, and the number set by hand."""
 
     queue_s: float  # time that requests may wait for their first round
     used_share: float  # groups are added above it; one is removed only if the others stay below it
 
     def _allowed(self, held: int) -> int:
-        """Each group has a router of its own, and an upgrade in place may have left fewer of these."""
+        """Each group needs a router, and an upgrade in place may have left fewer routers."""
         return min(held, self.most)
 
     def _desired(self, context: Any, fewest: int, most: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What has changed since a caller last asked."""
+"""Tells callers what has changed since their last call."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _KEPT = 4096  # whoever missed more gets everything
 
 
 class ChangeLog:
-    """The latest changes of a set of named things. Asking costs as much as has changed."""
+    """The latest changes of a set of named things. The cost of `since` is proportional to the number of changes."""
 
     def __init__(self) -> None:
-        self._life = secrets.randbits(62)  # a log made anew knows nothing of what was told before
+        self._life = secrets.randbits(62)  # identifies this log: marks of an earlier one are not valid here
         self._num_changes = 0
         self._names: deque[str] = deque(maxlen=_KEPT)
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Names the present state: for `since`, later."""
+        """The current state, to pass to `since` later."""
         return self._life, self._num_changes
 
     def note(self, name: str) -> None:
-        """It is new, another or gone."""
+        """Record that `name` was added, changed or removed."""
         self._num_changes += 1
         self._names.append(name)
 

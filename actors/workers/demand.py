@@ -56,7 +56,7 @@ def combined_targets(demands: Iterable[TargetDemand]) -> TargetDemand:
 
 
 class RouterDemands:
-    """What routers have told lately."""
+    """The recent signals of routers."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._told: Leases[tuple[Mapping[str, DraftDemand], TargetDemand | None]] = Leases(clock)
@@ -66,7 +66,7 @@ class RouterDemands:
     def tell(
         self, router_id: str, drafts: Mapping[str, DraftDemand], targets: TargetDemand | None, ttl_s: float
     ) -> None:
-        """Replaces what the router told before. It counts for `ttl_s` seconds."""
+        """Replaces the router's earlier signals. It counts for `ttl_s` seconds."""
         self._told.renew(router_id, (drafts, targets), ttl_s)
 
     def on_drafts(self, pool: str) -> DraftDemand:
@@ -86,7 +86,7 @@ class RouterDemands:
 
 
 class _LateCopies(Generic[Demand]):
-    """Values by name, made anew at most every `_COMBINED_S` seconds."""
+    """Values by name, recomputed at most every `_COMBINED_S` seconds."""
 
     def __init__(self, clock: Callable[[], float], make: Callable[[str], Demand]) -> None:
         self._clock = clock

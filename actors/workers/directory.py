@@ -5,8 +5,8 @@ what was set by hand, from Ray's store. Workers register again with their next h
 directory has another key, the answer to that heartbeat tells the workers. Established links need no directory.
 
 A call costs as much as there is to tell. Each router has one call here that waits until something has changed for it,
-and for a second at most, since calls renew what routers hold; each worker calls once a second. Above 750 callers they
-are told to call less often, and what they hold lasts so much longer.
+and for a second at most, since calls renew what routers hold; each worker calls once a second. With more than 750
+callers the directory makes them call less often, and their leases last longer accordingly.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WorkerEntry:
 
 
 class Kept(msgspec.Struct):
-    """What `paceline scale` has set, and what a directory that restarts must know of those who call."""
+    """Numbers set by `paceline scale`, and the state that a restarted directory needs of its callers."""
 
     groups: int = 0  # number of target groups; 0: as the load asks for
     workers: dict[str, int] = {}  # number of draft workers by pool; 0: as the load asks for
@@ -88,7 +88,7 @@ Mark: TypeAlias = tuple[tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a router says of itself, and what it has been told."""
+    """A router's request to the directory: its state, and which answer it received last."""
 
     router_id: str
     model: str  # of its target groups
@@ -136,15 +136,13 @@ class Directory:
         self._is_restarted = is_restarted
         self._filled_at = clock() + ttl_s  # by then all live workers and routers have reported
         self._records: Leases[_Record] = Leases(clock)
-        self._targets: dict[str, WorkerEntry] = {}  # of these, in order of registration
+        self._targets: dict[str, WorkerEntry] = {}  # the targets among them, in order of registration
         self._claims: Leases[str] = Leases(clock)  # workers by router
         self._claimed_by: dict[str, str] = {}  # routers by worker
         self._draft_changes = ChangeLog()
         self._draft_news = self._draft_changes.mark  # after the last change that is told at once
         self._waiting = Waiting()
-        self._routers: Leases[None] = Leases(
-            clock
-        )  # those that have asked lately, whether or not a call of theirs waits
+        self._routers: Leases[None] = Leases(clock)  # routers that called recently, with or without a waiting call
         self._demands = RouterDemands(clock)
         self._kept = Kept()
         self._turns = ModelTurns(ttl_s, clock)
@@ -175,8 +173,8 @@ class Directory:
         return sorted(entries, key=lambda entry: entry.worker_id)
 
     def tell(self, asked: Asked) -> Told:
-        """Renew what the router holds and says, and tell it what it does not know. A router that leaves keeps its group
-        for the requests that it has until another one is told of it."""
+        """Renew the router's lease and signals, and return the changes since its last call. A leaving router keeps its
+        group for its open requests until another router is assigned to it."""
         self._expire()
         self._routers.renew(asked.router_id, None, self._lease_s)
         if asked.drafts is not None:
@@ -260,7 +258,7 @@ class Directory:
 
     def want_model(self, pool: str, spec: str) -> WantedModel:
         """Have a pool's workers run this model, one after the other. "": the model of the configuration."""
-        # Of the time: a directory that is made anew must give no number that workers have followed already.
+        # Derived from the time: a new directory must not reuse a number that workers have already acted on.
         wanted = WantedModel(spec, max(time.time_ns(), self.wanted_model(pool).number + 1))
         self._kept.models[pool] = wanted
         self._kept.refusals.pop(pool, None)
@@ -271,7 +269,8 @@ class Directory:
 
     def take_turn(self, pool: str, worker: str, is_changing: bool = False) -> bool:
         """Whether this worker may change its model now: see `ModelTurns.take`. is_changing: it has the turn, and renews
-        it. For `ttl_s` seconds after a restart of the directory, which knows of no turns, nobody else gets one."""
+        it. For `ttl_s` seconds after a restart, the directory gives no new turns, because it does not know the old
+        ones."""
         if self._is_restarted and self._clock() < self._filled_at and not is_changing:
             return False
         return self._turns.take(pool, worker)
@@ -395,7 +394,8 @@ class Directory:
 
 
 class DirectoryActor(Directory):
-    """A `Directory` as an actor. Ray's own store keeps what was set by hand: nobody would say it again."""
+    """A `Directory` as an actor. Numbers set by hand are kept in Ray's key-value store, because no process would send
+    them again."""
 
     def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
         is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)

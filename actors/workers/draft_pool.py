@@ -136,7 +136,7 @@ class DraftReplica:
             self._error = f"{type(error).__name__}: {error}"
 
     def _wanted(self) -> WantedModel | None:
-        """None while the directory does not answer. A worker that serves is told with its heartbeats."""
+        """None while the directory does not answer. A serving worker is notified with its heartbeats."""
         if self._served is not None:
             return self._served.wanted
         try:
@@ -254,7 +254,7 @@ class DraftReplica:
             call = getattr(directory, method).remote(self._configured.pool, *arguments)
             return ray.get(call, timeout=_DIRECTORY_S)
         except (RayError, ValueError, TimeoutError):
-            self._directory = None  # it may have been made anew
+            self._directory = None  # it may have been recreated
             return None
 
 
@@ -266,7 +266,7 @@ def _reason(wanted: WantedModel, error: Exception) -> str:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Drop the variables of an error's frames, whoever keeps the error: a part of a model may be among them."""
+    """Drop the variables of an error's frames, since they may keep parts of a model in memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

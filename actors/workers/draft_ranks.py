@@ -68,7 +68,7 @@ class DraftRanks:
         return ring
 
     def load_error(self) -> Exception | None:
-        """What another rank has failed with, for which rank 0's load fails, too; None if none has."""
+        """The error of another rank, which makes rank 0's load fail as well; None if none has."""
         done, _ = ray.wait(self._loads, num_returns=len(self._loads), timeout=_SAY_WITHIN_S) if self._loads else ([], 0)
         for load in done:
             try:
@@ -91,7 +91,7 @@ class DraftRanks:
                 raise Unavailable(f"draft rank {rank}: {failure}")
 
     def end(self) -> None:
-        """End the actors, whatever they do, and leave the group."""
+        """Kill the actors and leave the group."""
         for rank in self._ranks:
             ray.kill(rank)
         leave_group()

@@ -13,7 +13,8 @@ _BESIDE_A_RANK = 0.2  # of its GPU, for draft workers
 
 @dataclass(frozen=True, slots=True)
 class GpuShares:
-    """What each process asks of Ray. A rank takes more than half a GPU, so that no two ranks are on one."""
+    """GPU share that each process requests from Ray. A rank takes more than half a GPU, so that no two ranks are on
+    one."""
 
     rank: float = 1.0
     draft: float = 1.0
@@ -37,12 +38,12 @@ class GpuDemand:
 def share_gpus(
     nodes: Sequence[int], least: GpuDemand, most: GpuDemand, rank: float | None = None, draft: float | None = None
 ) -> GpuShares | None:
-    """The largest shares with which all can be placed: what autoscaling may start, or else what is there at first.
+    """The largest shares with which all workers can be placed: the maximum of autoscaling, or else its minimum.
 
-    nodes: GPUs of each node. least, most: the bounds of autoscaling. rank, draft: shares that are given; None: to be
-    chosen. Ranks have GPUs of their own where the draft workers fit on the others; else the draft workers of a GPU have
-    a fifth of it together. The ranks of a draft worker of several have GPUs of their own, whatever the shares. None:
-    not even `least` can be placed.
+    nodes: GPUs of each node. least, most: the bounds of autoscaling. rank, draft: configured shares; None: chosen here.
+    Ranks get whole GPUs if the draft workers fit on the other GPUs; else the draft workers of a GPU together get a
+    fifth of it. The ranks of a draft worker with several ranks always get whole GPUs. Returns None if not even `least`
+    can be placed.
     """
     for demand in (most, least):
         for shares in _candidates(rank, draft):
@@ -75,8 +76,8 @@ def _can_be_placed(nodes: Sequence[int], demand: GpuDemand, shares: GpuShares) -
 
 
 def _have_nodes(nodes: Sequence[int], groups: Sequence[int]) -> bool:
-    """Whether groups of so many ranks are placed, each on one node and each rank on a GPU of its own: the largest
-    first, where the fewest GPUs stay free."""
+    """Whether groups with these numbers of ranks fit, each on one node and each rank on a whole GPU. Places the largest
+    group first, on the node that keeps the fewest GPUs free."""
     free = list(nodes)
     for ranks in sorted(groups, reverse=True):
         fitting = [node for node, gpus in enumerate(free) if gpus >= ranks]

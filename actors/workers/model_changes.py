@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-_MOST_REFUSALS = 64  # of a pool: every worker that starts anew is another one
+_MOST_REFUSALS = 64  # per pool; a restarted worker counts as a new one
 _MOST_CHARACTERS = 2000  # of a reason
 
 
@@ -29,8 +29,8 @@ class _Turn:
 
 
 class ModelTurns:
-    """Gives turns, which expire if they are not renewed within `ttl_s` seconds. Workers have names of their own here,
-    which a change of the model does not change."""
+    """Gives turns, which expire if they are not renewed within `ttl_s` seconds. Workers have separate names here, which
+    a change of the model does not affect."""
 
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s = ttl_s

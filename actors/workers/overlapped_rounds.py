@@ -1,8 +1,8 @@
-"""Rounds of an engine whose device computes while the host works: a round that is sent ahead is taken off the link and
-prepared meanwhile, and launched as soon as the outcome is known, before the router is told of it.
+"""Rounds of an engine whose device computes while the host works: a round that is sent ahead is received and prepared
+while the device computes. It is launched as soon as the outcome is known, before the result is sent to the router.
 
-Tokens are those of serial rounds: the same batch begins, sooner. A round that cannot be prepared, or arrives too late,
-begins when its message is handled.
+Tokens are the same as with serial rounds: the same batch only begins sooner. A round that cannot be prepared, or
+arrives too late, begins when its message is handled.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class TargetRank:
 class TargetGroup:
     """Serve deployment whose replicas are the groups. It starts the ranks, and fails its health check if one of them is
     gone, silent for `health_timeout_s` or busy with a batch for longer than `batch_limit_s`, so that Serve restarts the
-    whole group. It handles no HTTP requests. Before it stops, it tells the routers, and answers until its own router
-    has left."""
+    whole group. It handles no HTTP requests. Before it stops, it notifies the routers, and answers until its router has
+    left."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,

@@ -44,8 +44,8 @@ class Engine(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget every sequence; their next deltas are answered stale. Raises whatever shows that no later round can be
-        right."""
+        """Forget every sequence; their next deltas are answered stale. Raises errors after which no later round can be
+        correct."""
         ...
 
 

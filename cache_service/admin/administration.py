@@ -89,7 +89,7 @@ class RegionStatus:
     age_s: int  # since it wrote its listing, by its own clock
     segments: int
     bytes: int
-    imported_segments: int  # of these, readable here
+    imported_segments: int  # those of them that are readable here
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +271,8 @@ class CacheAdministration:
     ) -> list[StoreKeys]:
         """Remove the organisations' support from the public pools, of one fingerprint or any. Phrases that lose the
         support they need leave the pools at once. Organisations among terms.members may support phrases again with
-        later answers, also those that had opted out before; the others stay out. erases: delete the hashes of what they
-        said, too.
+        later answers, also those that had opted out before; the others stay out. erases: also delete the hashes of
+        their phrases.
 
         Returns the existing pools. Raises NamespaceBusy for a pool that others keep writing.
         """
@@ -352,7 +352,8 @@ class CacheAdministration:
         ]
 
     def _remove_indexes(self, keys: StoreKeys) -> None:
-        """Remove index files of this machine. Processes that use one keep it until their next look, then build anew."""
+        """Remove index files of this machine. Processes that use one keep it until their next check, then rebuild
+        it."""
         if self._index_directory is not None and self._index_directory.is_dir():
             IndexFiles(self._index_directory).keep(index_name(keys), None)
 

@@ -80,7 +80,7 @@ class AuditLog:
 
 
 def os_user() -> str:
-    """The user of the process, whatever its environment says; a container's user may have no name."""
+    """The user of the process, independent of environment variables; a container's user may have no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -108,7 +108,7 @@ class Verifier:
         for kind in kinds:
             area, _, rest = kind.partition(":")
             if kind == _LEFT:
-                continue  # who has left the public pool is noted for ever
+                continue  # records of organisations that left the public pool never expire
             known = _KNOWN_OF_THE_GATE if area == _GATE else _KNOWN
             if (rest if area in areas or area == _GATE else kind).partition(":")[0] not in known:
                 others.append(kind)
@@ -143,7 +143,7 @@ class Verifier:
                     self._problem(_LEFT, f"tenant {tenant.hex()}: it is {value[:70]!r}; it must be a time, or never")
 
     def _check_area(self, area: str, checks: _Checks, kinds: Sequence[str]) -> None:
-        """area: "" is the tokens'. kinds: those of all the namespace's keys."""
+        """area: "" for tokens. kinds: the kinds of all keys of the namespace."""
         store = self._store.beside(area)
         prefix = f"{area}:" if area else ""
         stored = store.read_manifest()

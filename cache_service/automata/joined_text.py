@@ -20,7 +20,7 @@ Int32Array = npt.NDArray[np.int32]
 def joined_text(segments: Sequence[PieceColumns], vocab_size: int) -> tuple[Int32Array, int]:
     """The documents of `segments` in one text, int32 [n], and its number of separators, one after each document.
 
-    Each token of a document occurs once, whatever the order and repetition of its pieces. Where pieces disagree, the
+    Each token of a document occurs once, for any order and repetition of its pieces. Where pieces disagree, the
     one that begins first wins, then the longer, then the earlier. A document is split at a gap and at a token id that
     is not below `vocab_size`.
     """

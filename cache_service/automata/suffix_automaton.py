@@ -15,7 +15,7 @@ A SEPARATOR always stands behind the last token, so that drafts end there.
 
 Documents that grow in pieces. `append` can continue any document of the text. After each of its pieces comes a slot
 with SEPARATOR; when the document continues elsewhere in the text, the slot says where, as _JUMP - place. So the text is
-a set of strings that grow at their ends, each after a separator of its own, and the automaton is that of their prefix
+a set of strings that grow at their ends, each after its own separator, and the automaton is that of their prefix
 tree (Mohri, Moreno and Weinstein, "General suffix automaton construction algorithm and space bounds", Theoretical
 Computer Science 410, 2009). A prefix state's number is then no longer its length, but still more than any match has.
 
@@ -340,7 +340,7 @@ def _occurrences(clones, state):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _following(text, place):  # type: ignore[no-untyped-def]
-    """Where the text goes on that is at `place`: there, unless a slot stands there that leads on."""
+    """Where the text at `place` continues: at `place` itself, or where a link slot at that place points."""
     token = text[place]
     return np.int64(place) if token >= _NO_TOKEN else np.int64(_JUMP) - token
 

@@ -100,7 +100,7 @@ class SoftExchangeStats:
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """One start of reading a namespace, and what is to be written meanwhile."""
+    """State of reading a namespace since one start, and the counts that wait to be written."""
 
     namespace: str
     reader: SoftReader
@@ -195,7 +195,7 @@ class SoftExchange:
             self._to_drop.add(namespace)
 
     def begin_again(self, namespace: str) -> None:
-        """If the namespace is exchanged, drop its table in the next tick and read it anew. Never raises."""
+        """If the namespace is exchanged, drop its table in the next tick and read it again. Never raises."""
         with self._lock:
             feed = self._feeds.get(namespace)
         try:

@@ -257,8 +257,9 @@ class SoftNgramTable:
             _credit(*self._delta._arrays, text, accepted, self._order, self._delta.num_slots)
 
     def take_delta(self) -> SoftNgramTable | None:
-        """What was learnt here, not merged, since the last call, as a table of its own; None if there is nothing. Takes
-        as long as making an empty table. What did not fit into delta_bytes is missing, least used first."""
+        """A table of the counts that were learnt here (not merged) since the last call; None if there are none. Costs
+        as much as creating an empty table. Counts that did not fit into delta_bytes are missing, the least used ones
+        first."""
         delta = self._delta
         if delta is None or not len(delta):
             return None

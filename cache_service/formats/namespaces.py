@@ -43,7 +43,7 @@ def namespace_of_group(server_key: bytes, group: str) -> str:
 def namespace_of_salt(server_key: bytes, salt: str) -> str:
     """The namespace shared by all who know a salt.
 
-    They all have one owner, since nobody can tell whose a salt is: trying many salts displaces no tenant's own data.
+    They all have one owner, since a salt does not tell its tenant: trying many salts displaces no tenant's own data.
     """
     return salted(server_key, _digest(server_key, "agreed"), salt)
 

@@ -1,8 +1,8 @@
 """One index of a namespace, filled by one reader: a base and a tail.
 
 The base is a static automaton of the manifest's segments; one process of a node builds it and the others map it. The
-tail is a growing automaton of the log entries since then. What a document goes on with after its beginning has got into
-the base is a text of its own in the tail; the next base joins them.
+tail is a growing automaton of the log entries since then. If the base has the beginning of a document, its later tokens
+are a separate text in the tail, until the next base joins the two.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WarmIndexSettings(Options):
 
     @property
     def tail_tokens(self) -> int:
-        """Limit of a tail, reached if nobody folds the log; then it starts empty."""
+        """Limit of a tail, reached if the log is not folded; then it starts empty."""
         return max(2 * self.base_tokens, self.namespace_tokens // 2)
 
 

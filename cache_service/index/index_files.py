@@ -176,7 +176,7 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Rename before deleting, so that nobody opens half of it."""
+    """Rename before deleting, so that no process opens a partly deleted index."""
     with contextlib.suppress(OSError):
         if not path.name.startswith(_BUILDING):
             path = path.rename(path.with_name(f"{_BUILDING}removed-{os.getpid()}-{time.monotonic_ns()}"))

@@ -76,7 +76,8 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         self._num_idle_turns = 0
 
     def turn(self) -> float:
-        """As `FencedCompactor.turn`. A namespace that nobody writes to costs less and less, and its lease expires."""
+        """As `FencedCompactor.turn`. A namespace without writes is checked less and less often, and its lease
+        expires."""
         folds = self.counters.folds
         pause_s = super().turn()
         is_idle = self._may_rest and self.counters.folds == folds

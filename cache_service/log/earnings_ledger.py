@@ -57,7 +57,8 @@ class EarningsLedger:
                 self._open_namespace(namespace).add_earnings(earnings, self._keep_s)
             except StoreUnavailable as error:
                 log.debug("earnings of namespace %s wait: %s", namespace, error)
-                # The next write would likely fail, too. This one is retried last: only its cluster node may be away.
+                # The next write would likely fail as well. This one is retried last: perhaps only its cluster node is
+                # unavailable.
                 for later, kept in (*waiting.items(), (namespace, earnings)):
                     self.add(later, kept)
                 return

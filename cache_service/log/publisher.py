@@ -1,6 +1,6 @@
 """The write path of the shared cache: verified tokens go into a bounded queue, and a thread writes them to Redis.
 
-`publish` neither waits for the network nor raises, whatever state Redis is in. What cannot be written is dropped,
+`publish` neither waits for the network nor raises, in any state of Redis. What cannot be written is dropped,
 oldest first, and counted.
 
 Pieces carry the server's time, so that a wrong local clock cannot make them escape a purge. When an epoch ends, queued

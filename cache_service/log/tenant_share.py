@@ -1,6 +1,6 @@
 """A tenant's byte budget, shared equally by its namespaces.
 
-A sorted set in Redis lists a tenant's namespaces by expiry time. A compactor adds its namespace and is told of some
+A sorted set in Redis lists a tenant's namespaces by expiry time. A compactor adds its namespace and gets some of the
 others, so that it can also shrink those that no other process folds. When a tenant begins another namespace, the budget
 of its other ones shrinks at their next fold. A purge removes a namespace from the set.
 """

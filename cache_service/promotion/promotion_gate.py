@@ -169,7 +169,7 @@ class PromotionGate:
         self._store.opt_in(self._organisation_id(organisation), self._now())
 
     def erase(self, organisations: Iterable[str]) -> None:
-        """Delete even the hashes of what these have said. Notes of who has opted out stay."""
+        """Also delete the hashes of these organisations' phrases. Notes of who has opted out stay."""
         self._store.erase([self._organisation_id(organisation) for organisation in organisations])
 
     def release(self) -> bool:
@@ -266,7 +266,8 @@ class PromotionGate:
     ) -> bool:
         entries: tuple[SegmentEntry, ...] = ()
         if allowed:
-            # Sorted by id and with the batch's time, so that nothing tells when or after what a phrase was said.
+            # Sorted by id and with the batch's time, so that nothing reveals when or after which text a phrase
+            # occurred.
             pieces = [
                 Piece(phrase_id, 0, np.array(allowed[phrase_id], np.int32), time_s=time_s)
                 for phrase_id in sorted(allowed)

@@ -83,7 +83,7 @@ def support_of(
 def verdict(
     candidate: Candidate, support: int, noise: float, is_sensitive: bool, policy: PromotionPolicy, batch_s: int
 ) -> Verdict:
-    """Decide on a candidate in the batch of Unix time `batch_s`. "drop": it must gather support anew."""
+    """Decide on a candidate in the batch of Unix time `batch_s`. "drop": it must gather support again."""
     if is_sensitive or not 1 <= len(candidate.phrase) <= policy.max_tokens or support < policy.min_tenants:
         return "drop"
     # Noise can only delay a phrase, never let one with too little support through.

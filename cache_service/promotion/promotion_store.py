@@ -69,7 +69,7 @@ class PromotionStore(Store):
             self._client.hset(self._left, tenant, "never")
 
     def opt_in(self, tenant: bytes, now_s: int) -> None:
-        """Count what it says after `now_s`. No effect for a tenant that has not opted out."""
+        """Count the tenant's texts from `now_s` on. No effect for a tenant that has not opted out."""
         with faults_told():
             if self._client.hget(self._left, tenant) == b"never":
                 self._client.hset(self._left, tenant, str(now_s))

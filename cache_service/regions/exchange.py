@@ -1,7 +1,8 @@
-"""One cluster's side of the exchange: what it shares goes out, what others share comes in beside its own namespaces.
+"""One cluster's side of the exchange: it exports what it shares, and imports what others share into separate
+namespaces.
 
-What came in never goes out again, so a text has one origin, which alone decides how long it exists. Any object may be
-lost, torn, old or there twice: segments are checked by their names, listings by their generations.
+Imports are never exported again, so each text has one origin, which alone decides how long it exists. Any object may be
+lost, torn, old or duplicated: segments are checked by their names, listings by their generations.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class RegionExchange:
     # --- purges
 
     def _without_purged(self, state: RegionsState, terms: RegionTerms) -> tuple[RegionsState, dict[str, Opened]]:
-        """Drop from the imports what has been purged here, what is shared no longer, and what was evicted."""
+        """Drop imports that were purged here, are no longer shared, or were evicted."""
         first = state.own is None
         if first:
             state = self._recalled(state)

@@ -42,7 +42,7 @@ class Opened:
 
 
 class LocalStore(Protocol):
-    """Methods raise StoreError. Namespaces are those of this cluster; what is imported goes beside them."""
+    """Methods raise StoreError. Namespaces are those of this cluster; imports go into separate ones."""
 
     def lead(self) -> bool:
         """Become or stay the one that works. False: another process does."""

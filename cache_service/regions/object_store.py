@@ -1,5 +1,5 @@
-"""The object store between clusters: a directory, S3 or whatever else fsspec reads. The part of a store that belongs
-to one model is `<url>/<fingerprint>/`, with a folder for each cluster."""
+"""The object store between clusters: a directory, S3, or another file system of fsspec. The part of a store that
+belongs to one model is `<url>/<fingerprint>/`, with a folder for each cluster."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FsspecObjects:
 
     @contextmanager
     def _faults_told(self) -> Iterator[None]:
-        """File systems raise whatever their libraries do."""
+        """File systems raise any exceptions of their libraries."""
         try:
             yield
         except Exception as error:

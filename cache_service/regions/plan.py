@@ -1,4 +1,4 @@
-"""What is shared, accepted, wanted and kept: pure functions."""
+"""Decides what is shared, accepted, wanted and kept, in pure functions."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def hides(ranges: Ranges, ref: SegmentEntry) -> bool:
 
 
 def untouched(held: Held, purged: Ranges) -> Held:
-    """Without the segments that hold anything of a purged time, which are to be made anew."""
+    """The listing without segments that contain data of a purged time; these are rebuilt."""
     return {
         digest: entry
         for digest, entry in held.items()
@@ -161,8 +161,8 @@ def neutral(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def kept(pieces: Iterable[Piece], label: str, purged: Ranges, terms: RegionTerms, listed_s: int) -> list[Piece]:
-    """The pieces that may be imported. Those from the future of their cluster's clock, listed_s, are left out: a purge
-    could not tell them from what comes after it."""
+    """The pieces that may be imported. Segments dated after listed_s, their cluster's clock, are left out: a purge
+    could not distinguish them from later data."""
     return [
         piece
         for piece in pieces

@@ -23,7 +23,7 @@ MAX_LISTED = 512
 """Segments of a listing."""
 
 MAX_CLUSTERS = 16
-"""Clusters that are read, so that what is remembered of them fits into one record."""
+"""Limit of the clusters that are read, so that their state fits into one record."""
 
 MAX_RANGES = 32
 """Purged ranges of a label. Beyond, the closest ones are joined."""
@@ -64,7 +64,7 @@ class Listing(Record, frozen=True, forbid_unknown_fields=True, kw_only=True):
     purged: dict[Label, Ranges] = msgspec.field(default_factory=dict)  # what it imports no more
 
     def check(self) -> None:
-        """So that what is remembered of MAX_CLUSTERS fits into one record, whatever they write."""
+        """Limit so that the state of MAX_CLUSTERS clusters always fits into one record."""
         for what, found, limit in (
             ("segments", self.num_segments, MAX_LISTED),
             ("labels", len(self.shares), MAX_LISTED),

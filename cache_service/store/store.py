@@ -208,7 +208,7 @@ class Store:
             return as_count(self.run(ACQUIRE_LEASE, keys, [owner, lease_ms, keep_s])) or None
 
     def seize_lease(self, owner: str, lease_ms: int, keep_s: int = KEEP_S) -> int:
-        """Take the lease from any holder and return its fencing token; nobody else can write from then on."""
+        """Take the lease from any holder and return its fencing token; no other holder can write from then on."""
         with faults_told():
             keys = [self._lease, self.keys.fence, self.keys.manifest]
             return as_count(self.run(SEIZE_LEASE, keys, [owner, lease_ms, keep_s]))

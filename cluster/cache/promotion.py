@@ -34,7 +34,7 @@ def may_feed(tenant: StoredTenant) -> bool:
 
 
 def organisation_of(registry: Registry, tenant_id: str) -> str:
-    """The tenant's own namespace, under which it counts once at the gate whatever its number of keys."""
+    """The tenant's own namespace. Under it the tenant counts once at the gate, independent of its number of keys."""
     return namespace_of(bytes.fromhex(registry.server_key), tenant_id)
 
 

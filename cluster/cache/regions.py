@@ -1,4 +1,4 @@
-"""What this cluster shares with others, by its registry of tenants: the public pool, and what its groups learn."""
+"""What this cluster shares with others, by its tenant registry: the public pool and the namespaces of its groups."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def storage_options(config: RegionsConfig) -> dict[str, Any]:
 
 
 class RegionRights:
-    """What may be shared, by the registry as it is now. For one thread."""
+    """What may be shared according to the current registry. For one thread."""
 
     def __init__(self, source: RegionsSource, find_blocks: Callable[[RegionsSource], Blocks] | None = None) -> None:
         self._source = source

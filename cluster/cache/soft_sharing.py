@@ -20,7 +20,7 @@ class SoftSharing:
         self.exchange.follow(namespace)
 
     def drop(self, namespace: str) -> None:
-        """Drop a namespace's counts in the next tick and read them anew. Never raises."""
+        """Drop a namespace's counts in the next tick and read them again. Never raises."""
         self.exchange.begin_again(namespace)
 
     def tick(self, now: float) -> None:

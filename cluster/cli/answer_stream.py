@@ -1,4 +1,4 @@
-"""What a server says over OpenAI's HTTP API: the chunks of a streamed answer, and its errors.
+"""Reads answers of a server with OpenAI's HTTP API: chunks of a stream, and errors.
 
 A stream is server-sent events of one line of JSON each. Lines end at line feeds alone: inside JSON, U+2028, U+2029 and
 U+0085 may stand as they are, so a reader that splits text at every line break of Unicode loses the answers with them.
@@ -90,7 +90,7 @@ async def read_events_async(chunks: AsyncIterable[bytes]) -> AsyncGenerator[Stre
 
 
 def message_of_refusal(body: bytes) -> str:
-    """What the body of an answer that is none says, for a terminal: its error's message, or its beginning."""
+    """Text for a terminal from the body of a failed answer: its error message, or the beginning of the body."""
     try:
         return message_of(_error_decoder.decode(body).error)
     except (ValueError, RecursionError):

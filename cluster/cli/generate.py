@@ -23,7 +23,8 @@ from cluster.text.documents import PROMPT_KEYS, content_of
 from cluster.validation import is_text
 
 if TYPE_CHECKING:
-    from cluster.offline.engine import BeamSearchResult, Generation, LocalEngine
+    from cluster.offline.engine import LocalEngine
+    from cluster.offline.results import BeamSearchResult, Generation
     from cluster.router.trace import RoundTrace
 
 

@@ -14,8 +14,8 @@ _HOST_AND_PORT = r".+:[0-9]+"
 
 
 def prepare_to_join(address: str) -> None:
-    """Call before Ray is imported. Raises ConfigError if nobody listens at the address, or if it is auto and none or
-    several Rays run on this machine: Ray itself would try for minutes."""
+    """Call before Ray is imported. Raises ConfigError if nothing listens at the address, or if it is auto and no or
+    several Ray clusters run on this machine. Ray itself would retry for minutes."""
     told = f"--address is {address!r}"
     if address == "auto":
         if os.environ.get("RAY_ADDRESS"):

@@ -64,8 +64,8 @@ def draft(
 ) -> None:
     """Set the number of draft workers, or the model that they run.
 
-    They change their model one after the other; the others draft meanwhile. A worker that cannot load it keeps the one
-    that it has, which is told with --wait-s.
+    They change their model one after the other; the others draft meanwhile. A worker that cannot load it keeps its
+    model; --wait-s reports this.
     """
     if not workers and not model:
         raise ConfigError("--workers or --model must be given")
@@ -147,7 +147,7 @@ def _directory(address: str) -> DirectoryHandle:
 
 
 def _deployment(name: str) -> dict[str, Any]:
-    """What Serve's controller says of a deployment. Raises Unavailable while there is none."""
+    """A deployment's state, from Serve's controller. Raises Unavailable while there is none."""
     from ray.serve.context import _get_global_client  # `serve.status` tells no wanted numbers
     from ray.serve.exceptions import RayServeException
 

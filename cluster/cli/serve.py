@@ -234,7 +234,7 @@ def _refuse_a_serve_that_runs(address: str) -> None:
 
 
 def _leave_ray() -> None:
-    """Remove from a Ray cluster that goes on what has been started on it."""
+    """Remove Paceline's applications and actors from a Ray cluster that keeps running."""
     import ray
     from ray import serve as ray_serve
 
@@ -304,7 +304,7 @@ def _wait_until_ready(gateway: GatewayConfig, stop: threading.Event) -> bool:
 def _report_failed_starts(told: set[str]) -> None:
     """One line on stderr for each new reason why a part did not start: Serve tries again for a while.
 
-    Raises Unavailable when that is no use, or Serve has given up.
+    Raises Unavailable if waiting is useless or Serve has given up.
     """
     from ray import serve as ray_serve
     from ray.serve.schema import ApplicationStatus, DeploymentStatus
@@ -381,8 +381,7 @@ def _report_build(
 
 
 def _yield_to_others() -> None:
-    """Runs in the child: it computes when nobody else on this machine wants to, and ends when its parent does, even by
-    SIGKILL."""
+    """Runs in the child: gives it the lowest priority, and makes it end with its parent, even after SIGKILL."""
     os.nice(19)
     if sys.platform == "linux":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

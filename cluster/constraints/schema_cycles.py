@@ -11,7 +11,7 @@ from actors.grammar.schema_parts import SchemaPart
 
 
 def check_has_ends(schema: Mapping[str, Any], parts: Sequence[SchemaPart], field: str) -> None:
-    """Raises InvalidRequest if a part of the schema needs itself: a model would write for ever, or be stuck. parts: all
+    """Raises InvalidRequest if a part of the schema needs itself: a model would write forever, or be stuck. parts: all
     of the schema."""
     is_done: dict[int, bool] = {}  # by id; False: on the path
     waiting: list[tuple[Any, bool]] = [(part, False) for part in _referenced(schema)]

@@ -1,4 +1,4 @@
-"""What a pod waits for before it ends: that nobody sends it requests any more, and that those it carries are done."""
+"""A pod's wait before it ends: until no new requests arrive and its open requests are done."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import httpx
 
 from cluster.errors import ConfigError
 
-# Requests that the node carries; inf where they cannot be told now, None where nobody listens.
+# Open requests of the node; inf: unknown at the moment; None: nothing listens.
 Read: TypeAlias = Callable[[], float | None]
 
 _OF_THE_PROXY = re.compile(r"^ray_serve_num_ongoing_(?:http|grpc)_requests(?:\{.*\})? +(\S+)", re.MULTILINE)
-# Proxies of other nodes send theirs to the gateways here, too.
+# Proxies of other nodes also send requests to the gateways here.
 _OF_GATEWAYS = re.compile(
     r"^ray_serve_replica_processing_queries\{(?:.*,)?deployment=\"Gateway\".*\} +(\S+)", re.MULTILINE
 )
@@ -29,8 +29,8 @@ _READ_S = 5.0
 
 
 def ongoing_requests(text: str) -> float:
-    """Those that the proxy and the gateways of this node carry, of Ray's metrics in Prometheus text format: 0 if there
-    are none, though one that both carry counts twice. What else is there may be anything."""
+    """Open requests of this node's proxy and gateways, from Ray's metrics in Prometheus text format. A request at both
+    counts twice. What else is there may be anything."""
     return sum(_number(value) for pattern in (_OF_THE_PROXY, _OF_GATEWAYS) for value in pattern.findall(text))
 
 
@@ -42,7 +42,7 @@ def _number(text: str) -> float:
 
 
 def metrics_reader(url: str) -> Read:
-    """Reads a page of metrics, in some seconds at most whoever serves it. Raises ConfigError for what is no URL."""
+    """Reads a page of metrics within some seconds from any server. Raises ConfigError for what is no URL."""
     try:
         address = httpx.URL(url)
         if address.scheme not in ("http", "https") or not address.host or (address.port or 1) > 65_535:

@@ -99,8 +99,8 @@ async def generate_unbroken(
 
     Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
     start is raised at once. After an `ObjectiveUnreachable` one other router is asked. Otherwise `Overloaded` is raised
-    before the first token, and waited out without limit after it. The caller enforces the deadline; each router is told
-    the time left.
+    before the first token, and waited out without limit after it. The caller enforces the deadline; each router gets
+    the remaining time.
     """
     stream = UnbrokenStream(request, time.monotonic())
     while True:

@@ -28,14 +28,15 @@ logger = logging.getLogger(__name__)
 
 _BACKPRESSURE_RETRY_S = 1.0
 _ALL_ASKED_S = 60.0  # between questions to all of many routers
-_FORGOTTEN_S = 3 * _ALL_ASKED_S  # without a status: the router is gone
+_FORGOTTEN_S = 3 * _ALL_ASKED_S  # a router without a status for this time is dropped
 
 
 class RouterClient:
     """All routers as if they were one. Calls a Serve deployment with `generate` (an async generator), `status` and
     `own_metrics`. Serve chooses one replica for `generate`; the others go to all.
 
-    Chunks come beside Serve from routers that the last `status` has told of: see `cluster.routing.chunk_streams`.
+    Routers of the last `status` send chunks over direct links instead of through Serve: see
+    `cluster.routing.chunk_streams`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The served model: what the gateway knows of it, and what clients are told."""
+"""The served model: its properties, and the part of them that clients see."""
 
 from __future__ import annotations
 

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_RECENT_S = 2.0  # for which probes go by what the router has last said
+_RECENT_S = 2.0  # probes use a status of at most this age
 
 
 class GenerationService:
-    """One per gateway replica; holds no state of a call."""
+    """One per gateway replica. It has no state per call."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GenerationService:
         tracing: Tracing | None = None,
         all_gateways: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
-        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: whoever calls is served. tracing: None: off.
+        """`tokenizer` is a `transformers` tokenizer. gatekeeper None: every caller is served. tracing: None: off.
         all_gateways: the metrics of all replicas; None: there is this one."""
         self.router = router
         self._all_gateways = all_gateways
@@ -125,7 +125,7 @@ class GenerationService:
             return text
 
     async def follow_router(self, period_s: float = 1.0) -> None:
-        """Goes by the router's limit, for ever: it depends on the target's memory, and may change with its restart."""
+        """Goes by the router's limit, forever: it depends on the target's memory, and may change with its restart."""
         while True:
             try:
                 self._followed = await self.router_status(), time.monotonic()
@@ -149,7 +149,8 @@ class GenerationService:
     async def prepare(
         self, call: GenerationCall, call_id: str, tenant: Tenant | None = None, origin: CallOrigin | None = None
     ) -> PreparedCall:
-        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: None: nobody has said."""
+        """Raises InvalidRequest (or ModelNotFound) naming field, value and limit. origin: the caller's request id and
+        trace; None: unknown."""
         arrived = time.monotonic()
         origin = origin or CallOrigin(call_id)
         trace = (
@@ -167,7 +168,7 @@ class GenerationService:
 
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
-        """Around whatever reads or checks a call: an InvalidRequest counts as one request that failed."""
+        """Context for reading and checking a call: an InvalidRequest counts as one failed request."""
         try:
             yield
         except InvalidRequest as error:

@@ -12,27 +12,18 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import torch
 
-from actors.build import build_draft_engine, build_target_engine
-from actors.draft_model.draft_engine import DraftEngine
-from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import (
-    DRAFT_MODEL,
-    EAGLE,
-    OUROBOROS,
     create_drafters,
-    expand_drafters,
     source_of_pool,
 )
 from actors.engine.beam_search import search_beams
-from actors.engine.target_engine import TargetEngine
 from actors.engine.warm_up import warm_up
-from actors.errors import InvalidRequest, ModelError
+from actors.errors import InvalidRequest
 from actors.grammar.grammars import Grammars
 from actors.home import paceline_home
 from actors.messages import (
@@ -47,24 +38,29 @@ from actors.messages import (
     WorkerInfo,
 )
 from actors.models.catalog import Progress, resolve_model, silent
-from actors.models.loader import ModelInfo, choose_device, load_tokenizer, read_model_info, refuse_encoder
+from actors.models.loader import ModelInfo, load_tokenizer, read_model_info
 from actors.models.source import ModelSource
 from actors.options import DraftOptions
 from actors.pool_names import FIRST_POOL
 from actors.training.drafter_build import resolve_draft_model
-from actors.workers.gpu_shares import GpuDemand, share_gpus
 from actors.workers.gpus import on_device
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cluster.cache.shared_cache import SharedCache
 from cluster.config import ClusterConfig, SpeculationConfig
 from cluster.generation import GenerationOptions, changed, generation_options
+from cluster.offline.building import (
+    build_draft,
+    build_target,
+    drafter_names,
+    needs_first_draft,
+    share_gpu,
+    with_required_rows,
+)
 from cluster.offline.options import local_config
 from cluster.offline.requests import LocalRequests, Prompt
+from cluster.offline.results import BeamSearchResult, Generation, StreamPiece
 from cluster.router.core import RouterCore
-from cluster.router.cpu_drafting import check_required_rows, least_max_rows
-from cluster.router.draft_budget import USUAL_DRAFT_ROWS
 from cluster.router.guarded_sink import SharedLearning
-from cluster.router.prefill_budget import round_limits
 from cluster.router.round import RequestFailed, RouterEvent
 from cluster.router.run_round import RoundHooks, RoundStage, run_local_round
 from cluster.router.trace import RoundTrace, trace_round
@@ -79,48 +75,6 @@ OnRound = Callable[[RoundTrace], None]
 MAX_BEAMS = 64
 _CATCH_UP_TICKS = 64  # about a millisecond each
 _ROUTER_SECONDS = 0.001  # the router's part of a round in simulated time
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """The answer to one prompt."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int]  # without the stop token
-    text: str
-    finish_reason: Literal["stop", "length"]
-    rounds: int  # target forwards that emitted its tokens
-    round_tokens: list[int]  # tokens per round; 0 where a stop token came first
-    target_rows: int  # rows that the target computed, prompt included
-    draft_tokens: int  # draft nodes verified
-    accepted_tokens: dict[str, int]  # by source
-    seconds: float  # from its first round to its last
-    tokens_per_second: float
-    logprobs: TokenLogprobs | None = None  # of token_ids, with option `logprobs`
-    prompt_logprobs: TokenLogprobs | None = None  # of the prompt's tokens but the first, with `prompt_logprobs`
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearchResult:
-    """The best beam for one prompt."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int]  # without the stop token
-    text: str
-    finish_reason: Literal["stop", "length"]
-    score: float  # sum of log probabilities / number of tokens ** length_penalty
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPiece:
-    """One round's tokens of an answer. The last piece has the `Generation`, and may have no tokens."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    sources: tuple[str, ...]  # who proposed each token; "target" for the target's own
-    token_texts: tuple[str, ...]  # what each token completed of `text`; "" inside a character of several tokens
-    generation: Generation | None = None
 
 
 @dataclass(slots=True)
@@ -180,22 +134,23 @@ class LocalEngine:
         self.tokenizer = load_tokenizer(source)
         self._codec = TextCodec(self.tokenizer, self.info.name)
         draft_source = resolve_draft_model(config.draft.model, source, home, progress)
-        self.drafter_names = _drafter_names(config, source, draft_source)
+        self.drafter_names = drafter_names(config, source, draft_source)
         drafters = self._cpu_drafters(config, cache)
-        speculation = _speculation(config.speculation, self.drafter_names, drafters)
-        drafts: dict[str, tuple[DraftOptions, ModelSource]] = {}  # by pool
-        if draft_source is not None and _needs_first_draft(self.drafter_names):
-            drafts[FIRST_POOL] = config.draft, draft_source
-        for pool, draft in config.more_drafts.items():
-            if source_of_pool(pool) in self.drafter_names:
-                drafts[pool] = draft, resolve_model(draft.model, home, progress)
-        config, gpu_share = _share_gpu(config, [options.device for options, _ in drafts.values()])
-        self.target = _build_target(config, source, self.drafter_names)
+        speculation = with_required_rows(config.speculation, self.drafter_names, drafters)
+        drafts: dict[str, tuple[DraftOptions, ModelSource]] = {
+            pool: (draft, resolve_model(draft.model, home, progress))
+            for pool, draft in config.more_drafts.items()
+            if source_of_pool(pool) in self.drafter_names
+        }
+        if draft_source is not None and needs_first_draft(self.drafter_names):
+            drafts = {FIRST_POOL: (config.draft, draft_source), **drafts}
+        config, gpu_share = share_gpu(config, [options.device for options, _ in drafts.values()])
+        self.target = build_target(config, source, self.drafter_names)
         self._grammars = Grammars(
             lambda: self.tokenizer, self.target.vocab_size, self.info.eos_token_ids, self.info.name
         )
         self._drafts = {
-            pool: _build_draft(
+            pool: build_draft(
                 options.model_copy(update={"gpus": options.gpus or gpu_share}), draft, source, self._grammars
             )
             for pool, (options, draft) in drafts.items()
@@ -544,65 +499,3 @@ def _check_cache(cache: SharedCache | None, model: str, info: ModelInfo) -> None
 def _numbered(prompts: Sequence[Prompt]) -> list[tuple[str, Prompt]]:
     """Prompts with the field names that errors use."""
     return [(f"prompts[{index}]", prompt) for index, prompt in enumerate(prompts)]
-
-
-def _drafter_names(config: ClusterConfig, source: ModelSource, draft_source: ModelSource | None) -> tuple[str, ...]:
-    """Names of the drafters to run. Raises ModelError for one whose model is missing."""
-    has_head = config.target.eagle_head != "none"
-    names = expand_drafters(
-        config.speculation.drafters,
-        has_draft_model=draft_source is not None,
-        has_head=has_head,
-        acceptance=config.speculation.acceptance,
-        pools=tuple(config.more_drafts),
-    )
-    if _needs_first_draft(names) and draft_source is None:
-        name = OUROBOROS if OUROBOROS in names else DRAFT_MODEL
-        build = f"; run: paceline drafter build --target {source.spec}" if config.draft.model == "auto" else ""
-        raise ModelError(f"drafter {name!r} needs a draft model, and --draft-model is {config.draft.model!r}{build}")
-    if OUROBOROS in names and draft_source is not None:
-        refuse_encoder(draft_source, f"drafter {OUROBOROS!r}")
-    if EAGLE in names and not has_head:
-        raise ModelError(f"drafter {EAGLE!r} needs a head of the model, and --eagle-head is 'none'")
-    return names
-
-
-def _needs_first_draft(names: tuple[str, ...]) -> bool:
-    return DRAFT_MODEL in names or OUROBOROS in names
-
-
-def _speculation(
-    config: SpeculationConfig, names: tuple[str, ...], drafters: Mapping[str, CpuDrafter]
-) -> SpeculationConfig:
-    """The configuration with these drafters and enough rows in a round for those they require."""
-    max_rows = config.max_rows
-    if max_rows is not None:
-        check_required_rows(drafters.values(), max_rows, config.acceptance, "max_rows")
-    else:
-        needed = least_max_rows(drafters.values(), config.acceptance) + config.max_draft_tokens
-        max_rows = needed if needed > USUAL_DRAFT_ROWS else None
-    return config.model_copy(update={"drafters": names or ("none",), "max_rows": max_rows})
-
-
-def _share_gpu(config: ClusterConfig, draft_devices: Sequence[str]) -> tuple[ClusterConfig, float | None]:
-    """The configuration with the target's share of the GPU that it is on together with draft models, and the share of
-    each of these; without meaning on a CPU. None: as configured."""
-    demand = GpuDemand(1, 1, sum(device == config.target.device for device in draft_devices))
-    shares = share_gpus([1], demand, demand, config.target.gpus, config.draft.gpus) if demand.workers else None
-    if shares is None:
-        return config, None
-    return config.model_copy(update={"target": config.target.model_copy(update={"gpus": shares.rank})}), shares.draft
-
-
-def _build_target(config: ClusterConfig, source: ModelSource, names: tuple[str, ...]) -> TargetEngine:
-    options = config.target if EAGLE in names else config.target.model_copy(update={"eagle_head": "none"})
-    with on_device(torch.device(choose_device(options.device))):
-        return build_target_engine(source, options, limits=round_limits(config.router, config.speculation))
-
-
-def _build_draft(
-    options: DraftOptions, source: ModelSource, target: ModelSource, grammars: Grammars
-) -> DraftEngine | RetokenizedDraftEngine:
-    """Without drafting ahead: this process does nothing else while the target verifies."""
-    with on_device(torch.device(choose_device(options.device))):
-        return build_draft_engine(source, options.model_copy(update={"ahead": 0}), target=target, grammars=grammars)

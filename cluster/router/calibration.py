@@ -19,7 +19,7 @@ _PRIOR_STRENGTH = 6.0  # observations a knot's prior is worth
 _MAX_WEIGHT = 96.0  # observations a knot remembers
 _DECAY_ROUNDS = 8
 _DECAY = 0.98  # factor on all weights: a source that was bad is tried again after some hundred rounds
-_FIT_OBSERVATIONS = 16.0  # new ones after which curves are fitted anew
+_FIT_OBSERVATIONS = 16.0  # new observations after which curves are refitted
 
 KNOT = np.dtype(
     [
@@ -60,14 +60,14 @@ class Calibration:
 
     Every verified node is one observation, shared between the two knots around its confidence. A knot's level is
     (hits + prior) / (trials + prior strength), so that few samples move the whole curve and many shape it. The prior is
-    the confidence times the ratio of accepted to promised nodes. A model that promises too little is wrong by more at
-    each depth, since its confidences are products of probabilities: its prior is the power of the confidence that
-    promises as many nodes as were accepted. Levels are then made non-decreasing by isotonic regression. All weights
-    decay with the rounds: what is known of a source that the planner has stopped choosing fades back to its own word,
-    and it gets another, cheap, try.
+    the confidence times the ratio of accepted to expected nodes (the sum of confidences). For a source that expects too
+    few, the error grows with depth, since its confidences are products of probabilities: its prior is the power of the
+    confidence by which as many nodes are expected as were accepted. Levels are then made non-decreasing by isotonic
+    regression. All weights decay with the rounds: the curve of a source that the planner no longer chooses returns to
+    the source's own confidences, so that the planner tries it again.
 
-    The curves are there once for each of several groups, group g's from g * num_curves on. Groups know nothing of each
-    other, and a round counts for those only that were in it.
+    There is one set of curves for each group; group g's begin at g * num_curves. Groups are independent, and a round
+    counts only for the groups that took part in it.
     """
 
     def __init__(self, num_curves: int, of_models: Collection[int] = ()) -> None:
@@ -107,8 +107,8 @@ class Calibration:
             observe(value, accepted, self.curves[curve])
 
     def end_round(self, groups: np.ndarray | None = None) -> None:
-        """Every few rounds forget a little; and fit the curves anew, at once where a round has taught much: the first
-        rounds of many sequences believe their drafters, and must not do so for long.
+        """Every few rounds decay the counts and refit the curves, at once if a round has many new observations: the
+        first rounds of many sequences believe their drafters, and must not do so for long.
 
         groups: int [n], those that were in the round; None: all.
         """
@@ -117,7 +117,7 @@ class Calibration:
         _end_round(self.curves, self._of_models, groups, self._rounds, self._fitted_weight)
 
     def refresh(self) -> None:
-        """Forget a little, and fit all curves anew."""
+        """Decay the counts, and refit all curves."""
         for group in range(len(self._rounds)):
             self._fitted_weight[group] = _fit(self._of(group), self._of_models, _DECAY)
 

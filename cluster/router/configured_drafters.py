@@ -1,4 +1,4 @@
-"""Checks what a cluster's configuration says of its drafters, before it looks for models and corpora."""
+"""Checks the drafters of a cluster's configuration, before models and corpora are loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.router.draft_budget import USUAL_DRAFT_ROWS
 
 
 def checked_drafters(config: ClusterConfig) -> tuple[str, ...]:
-    """The drafters of `named_drafters`. Those that have options or require rows are made once.
+    """The drafters of `named_drafters`. Drafters with options or required rows are created once as a check.
 
     Raises InvalidRequest, also for options and values that a drafter refuses, for corpora that nothing drafts from, and
     for rows that a round has no room for.

@@ -44,7 +44,7 @@ class Connections:
     """Links by worker id. Call `refresh` periodically; it never raises for a worker that is away.
 
     `target` is set once a target has computed a first token. The directory assigns target groups to routers. A router
-    without one is a standby while other routers have theirs; where nobody has one, it waits for its own.
+    without a group is a standby while others have groups. If no router has one, it waits for its group.
     """
 
     def __init__(self, client_keys: LinkKeys, clock: Callable[[], float] = time.monotonic) -> None:
@@ -225,7 +225,7 @@ async def keep_connected(
     list_workers: Callable[[], Awaitable[tuple[list[WorkerEntry], str | None]]],
     on_change: Callable[[], None],
 ) -> None:
-    """Refresh for ever with what `list_workers` returns: the workers, and the id of the router's target group. A
+    """Refresh forever with what `list_workers` returns: the workers, and the id of the router's target group. A
     directory that does not answer leaves everything as it is."""
     while True:
         try:

@@ -101,17 +101,15 @@ class RouterCore:
         self.max_model_len = target.max_model_len  # for new requests; a new incarnation of the target may have another
         self.draft_scaling = {pool: DraftScaling() for pool in draft_shapes}
         self._traffic = TrafficRecords(len(draft_shapes))
-        sequences: dict[int, Sequence] = {}
         self._sources = DraftSources(drafters, speculation.drafters, target.has_head, tuple(draft_shapes))
         self.source_names = names = self._sources.names  # who proposes drafts, by source index
         proposals = Proposals(names, target.vocab_size, self.counters)
         cache = shared.token_sink
         phrases = SharedPhrases(cache.index) if cache is not None and OUROBOROS in names else None
-        if target.chain_only:
-            draft_shapes = {pool: replace(shape, branch=1) for pool, shape in draft_shapes.items()}
+        sequences: dict[int, Sequence] = {}
         pools = {
             pool: WorkerDrafting(
-                shape,
+                replace(shape, branch=1) if target.chain_only else shape,
                 sequences,
                 pool=index,
                 names=names,
@@ -139,11 +137,11 @@ class RouterCore:
             most_required=cpu.most_required,
             scalings=tuple(self.draft_scaling.values()),
         )
-        self._scheduler: Scheduler
-        if config.objectives.are_set:
-            self._scheduler = ObjectiveScheduler(config, target.block_size, self.step_times)
-        else:
-            self._scheduler = Scheduler(config, target.block_size)
+        self._scheduler = (
+            ObjectiveScheduler(config, target.block_size, self.step_times)
+            if config.objectives.are_set
+            else Scheduler(config, target.block_size)
+        )
         self._requests = OpenRequests(
             self._scheduler, self.counters, sequences, self._drafting.forget, seq_id_base=seq_id_base
         )
@@ -252,7 +250,7 @@ class RouterCore:
 
     @property
     def prefix_cache_tokens(self) -> int:
-        """That the target's prefix cache holds at most; 0: it has none, or has not answered yet."""
+        """Capacity of the target's prefix cache; 0: it has none, or has not answered yet."""
         return self.blocks.num_tokens if self._has_prefix_cache else 0
 
     @property

@@ -42,12 +42,12 @@ class RouterCounters:
     verify_s: float = 0.0  # the target's own time, without its head's
     head_s: float = 0.0
     refused: int = 0  # Overloaded
-    unreachable: Counter[str] = field(default_factory=Counter)  # of those, ObjectiveUnreachable, by class
-    answers: Counter[str] = field(default_factory=Counter)  # that have begun and finished here, by class
-    good_answers: Counter[str] = field(default_factory=Counter)  # of those, within the objectives of their class
+    unreachable: Counter[str] = field(default_factory=Counter)  # ObjectiveUnreachable among the refused, by class
+    answers: Counter[str] = field(default_factory=Counter)  # begun and finished here, by class
+    good_answers: Counter[str] = field(default_factory=Counter)  # answers within the objectives of their class
     emitted_tokens: int = 0
     draft_tokens: int = 0  # tree nodes verified
-    drafted_tokens: Counter[str] = field(default_factory=Counter)  # the same, by the source that was most sure
+    drafted_tokens: Counter[str] = field(default_factory=Counter)  # the same, by the source with the highest confidence
     accepted_tokens: Counter[str] = field(default_factory=Counter)
     invalid_trees: Counter[str] = field(default_factory=Counter)
     drafter_errors: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class RouterCounters:
     queue_time: Histogram = field(default_factory=_QUEUE_TIME)
     prefill_time: Histogram = field(default_factory=_PREFILL_TIME)
     planner_rounds: Counter[str] = field(default_factory=Counter)  # by `PlannerDecision`
-    proposed_nodes: int = 0  # to choose from; equal ones of several sources are one
+    proposed_nodes: int = 0  # before choosing; equal nodes of several sources count once
     awaited_drafts: int = 0  # answers of draft workers that rounds waited for
     late_drafts: int = 0  # awaited drafts that did not come in time
     stale_drafts: int = 0  # sequences a draft worker had lost
@@ -65,9 +65,9 @@ class RouterCounters:
     preempted: int = 0
     abandoned_rounds: int = 0
     ahead_sent: int = 0  # rounds sent while the target computed the one before
-    ahead_used: int = 0  # of those, carried out
-    ahead_declined: int = 0  # of those, declined because of poor drafts; others were dropped, as after a failed round
-    targets_lost: int = 0  # without having said that they would leave
+    ahead_used: int = 0  # rounds sent ahead that were carried out
+    ahead_declined: int = 0  # declined because of poor drafts; the others were dropped, as after a failed round
+    targets_lost: int = 0  # lost without having announced that they leave
     sink_faults: int = 0  # calls of the token sink that raised
 
     @property

@@ -327,13 +327,13 @@ class Router:
 
 
 def router_application(settings: RouterSettings, *upstream: Any, replicas: int = 1) -> serve.Application:
-    """replicas: the possible number of target groups; routers without a group stand by, warm."""
+    """replicas: the maximum number of target groups; routers without a group are on standby."""
     deployment = serve.deployment(Router).options(
         name="Router",
         num_replicas=replicas,
         request_router_config=RequestRouterConfig(
-            # By a path through this module. Of the module that it names, Serve pickles classes by value, and unpickling
-            # one in this process would replace the methods of the class itself by copies with globals of their own.
+            # Named by a path through this module. Serve pickles classes of the named module by value; unpickling such a
+            # class in this process would replace the methods of the original class by copies with separate globals.
             request_router_class=f"{__name__}.{SoonestFirst.__name__}",
             request_router_kwargs={"directory_name": settings.directory_name},
             request_routing_stats_period_s=_STATS_PERIOD_S,

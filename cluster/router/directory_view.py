@@ -1,4 +1,4 @@
-"""What a router knows from the directory: answers say only what has changed."""
+"""A router's copy of the directory's state. Answers contain only changes."""
 
 from __future__ import annotations
 

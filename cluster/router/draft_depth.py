@@ -2,19 +2,19 @@
 
 A forward of the draft model or head after a node of confidence c adds a child. The child is accepted with probability
 p(c) * a, where p is the measured acceptance of nodes of that confidence and a the share of right nodes whose child is
-right, too. A forward pays if all its nodes together bring more tokens than the round would emit anyway in the time that
-it takes. A node belongs in it if its child brings more than its row in the target's forward costs.
+also right. A forward pays if all its nodes together gain more tokens than the round would emit without it in the same
+time. A node is expanded if its child gains more than its row in the target's forward costs.
 
-Learnt from what was drafted and what the target then said, whether it was verified or not. So what is learnt does not
-depend on what the planner chose.
+Both are learnt from all drafted nodes and the target's tokens, including nodes that were not verified. So they do not
+depend on the planner's choices.
 
-A confidence is a product of the draft model's shares of single tokens. Where these are too modest or too bold, it is
-wrong by more at each depth. So before much is known, p(c) = c^k, as if a token of share s were right with probability
-s^k. Every judged token tells something of k, and so of all depths.
+A confidence is a product of the draft model's probabilities of single tokens. If these are too low or too high, the
+error grows with depth. So with few observations p(c) = c^k, as if a token of probability s were right with probability
+s^k. Every observed token is evidence for k, and so for all depths.
 
 Under `acceptance: rejection` the confidence of drawn tokens must not decide. A long draft is late more often than a
-short one, and a late one is not verified: drafts would be verified or not by their tokens, and the text would leave the
-target's law. There the depth is set before anything is drawn, by `a` alone.
+short one, and a late draft is not verified: verification would depend on the drawn tokens, and the text would not
+follow the target's distribution. There the depth is set before anything is drawn, by `a` alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class DraftCosts(NamedTuple):
-    """What drafting on is weighed against in a round."""
+    """Costs against which further drafting is weighed in a round."""
 
     tokens_per_s: float  # emitted by such rounds
     row_price: float  # tokens that a row must bring to be worth verifying
@@ -64,8 +64,8 @@ class DraftDepth:
         return self._confidence_at(row_price / max(self._share, 1e-3))
 
     def worth(self, costs: DraftCosts, part: float = 1.0) -> np.ndarray:
-        """What nodes bring of the price of a forward, as of `draft_worth.pays`. part: of the round's sequences that the
-        forward serves; others are drafted for at the same time."""
+        """Gain of nodes as a share of the price of a forward, as in `draft_worth.pays`. part: of the round's sequences
+        that the forward serves; others are drafted for at the same time."""
         price = self._price(costs) * part
         if price <= 0.0:
             return no_worth()
@@ -73,8 +73,8 @@ class DraftDepth:
         return np.concatenate([KNOTS, gain / price]).astype(np.float32)
 
     def paying_levels(self, costs: DraftCosts, num_sequences: int, most: int) -> int:
-        """Levels that pay on average, at least 1 and at most `most`, whatever their confidence. The token at depth d is
-        taken to be accepted with probability a^d. num_sequences: those that are drafted for at once."""
+        """Number of levels that pay on average, at least 1 and at most `most`, independent of confidences. The token at
+        depth d is taken to be accepted with probability a^d. num_sequences: those that are drafted for at once."""
         price = self._price(costs) / max(1, num_sequences) + costs.row_price
         levels = 1
         while levels < most and self._share ** (levels + 1) >= price:
@@ -223,7 +223,7 @@ def _count(value, is_right, counts):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def _fit(paths, tokens):  # type: ignore[no-untyped-def]
-    """What the counts say of p at the knots, drawn to c^k and never falling: float64 [knots]."""
+    """Estimate of p at the knots, shrunk to c^k and non-decreasing: float64 [knots]."""
     expected = KNOTS ** promised_power(tokens[_TRIALS], tokens[_HITS], _PRIOR)
     weights = paths[_TRIALS] + _PRIOR
     return isotonic((paths[_HITS] + _PRIOR * expected) / weights, weights)

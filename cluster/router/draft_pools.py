@@ -28,8 +28,8 @@ class DraftPools:
         self._models: dict[str, frozenset[str]] = {}  # that the workers of a pool have run, when it had any last
 
     def set_workers(self, pool: str, models: Mapping[str, str], sequences: Iterable[Sequence]) -> bool:
-        """models: the draft model of each connected worker of the pool. Returns whether the models are others than
-        before: what the pool has shown is of no use then."""
+        """models: the draft model of each connected worker of the pool. Returns whether the models have changed, so
+        that statistics of the pool are obsolete."""
         self._pools[self.names.index(pool)].workers.set_workers(list(models), sequences)
         before, now = self._models.get(pool), frozenset(models.values())
         if not now:
@@ -43,13 +43,13 @@ class DraftPools:
 
     @property
     def has_notices(self) -> bool:
-        """Whether a worker is still to be told of sequences that have ended or namespaces to drop."""
+        """Whether a worker has yet to be notified of ended sequences or of namespaces to drop."""
         return any(pool.workers.has_notices for pool in self._pools)
 
     def ask(self, round: Round, costs_of: Callable[[Round, float], DraftCosts]) -> None:
         """Write draft batches for the sequences that emit, of the pools for which waiting pays. Workers that the round
-        does not wait for receive prompts of sequences that do not emit yet. costs_of: of drafts in the
-        round, where such rounds emit so many tokens a second, 0 if unknown."""
+        does not wait for receive prompts of sequences that do not emit yet. costs_of: returns the costs of drafts in
+        the round; its argument is the tokens per second of such rounds, 0 if unknown."""
         wait, size = round.traffic.draft_wait, round.size
         asking: list[Asking] = [pool.could_ask(round) for pool in self._pools]
         there = [index for index, entries in enumerate(asking) if entries]
@@ -124,6 +124,6 @@ class DraftPools:
             pool.drop_namespace(namespace)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended or gets another id; its workers are told with their next batches."""
+        """The sequence has ended or gets another id; its workers are notified with their next batches."""
         for pool in self._pools:
             pool.workers.forget(sequence)

@@ -17,7 +17,7 @@ class Load:
     """Statistics of rounds with about this many sequences."""
 
     rounds: float = 0.0
-    sequences: float = 0.0  # of these rounds
+    sequences: float = 0.0  # sum over these rounds
     tokens: float = 0.0
     gained: float = 0.0
     wait_s: float = 0.0
@@ -144,9 +144,9 @@ class DraftWait:
         *,
         best: float = 1.0,
     ) -> None:
-        """Take in a round: emitted tokens, those owed to draft models alone, and the time the target took for them;
-        outside_s: what the round took besides the target's forward; best: `Load.advantage` of what the round would have
-        asked if this were no try."""
+        """Learn from a round. tokens: emitted; gained: those that only draft models proposed; outside_s: duration of
+        the round without the target's forward; verify_s: duration of that forward; best: `Load.advantage` of the pools
+        that the round would have asked if it were not a trial."""
         if not asked:
             self.overhead_s += (outside_s - self.overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True

@@ -86,7 +86,7 @@ class DraftWorkers:
         return None if self._workers[held.worker].paused_until > round_id else held.worker
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended or been renamed; its worker is told with the next batch."""
+        """The sequence has ended or been renamed; its worker is notified with the next batch."""
         held = sequence.drafts.pools.get(self._pool)
         if held is None:
             return
@@ -130,7 +130,7 @@ class DraftWorkers:
 
     @property
     def has_notices(self) -> bool:
-        """Whether a worker is still to be told of sequences that have ended or namespaces to drop."""
+        """Whether a worker has yet to be notified of ended sequences or of namespaces to drop."""
         return any(worker.finished or _has_drops(worker) for worker in self._workers.values())
 
     def count_answer(self, worker_id: str, round_id: int) -> None:
@@ -148,5 +148,6 @@ class DraftWorkers:
 
 
 def _has_drops(worker: _Worker) -> bool:
-    """Whether the worker must be told of dropped namespaces. One that has just joined is told with its first items."""
+    """Whether the worker must be notified of dropped namespaces. A worker that has just joined is notified with its
+    first items."""
     return bool(worker.dropped) and worker.drops_sent is None

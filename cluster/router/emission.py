@@ -118,7 +118,7 @@ def note_rows(sequence: Sequence, entry: RoundEntry, verdict: Verdict) -> None:
 
 
 def sources_of(round: Round, entry: RoundEntry, nodes: list[int], source_names: SequenceOf[str]) -> list[str]:
-    """The source that was most sure of each of these nodes of the entry's tree."""
+    """For each of these nodes of the entry's tree, the source with the highest confidence."""
     if entry.num_chain:
         return [source_names[entry.chain_source]] * len(nodes)
     if not nodes:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 class FairTurns:
-    """Whoever has spent fewest tokens by weight is next. A tenant that did not wait has saved nothing up: it begins
-    where the first of those who wait is.
+    """Whoever has spent fewest tokens by weight is next. A tenant that did not wait has no credit: it begins at the
+    level of the first waiting tenant.
 
     The tokens by weight of two tenants that wait all the time differ by at most the larger charge: deficit round robin
     with requests in place of a quantum, so a small weight takes no more rounds to find.

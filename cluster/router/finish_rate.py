@@ -1,4 +1,4 @@
-"""How many requests end a second when all places are taken: what decides how long a queue takes."""
+"""Requests that end per second while all places are taken, which determines waiting times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FinishRate:
     """Time without a queue does not count: an idle or lightly loaded server is not a slow one."""
 
     def __init__(self) -> None:
-        self._queued_s = 0.0  # a clock that stands still while nobody waits
+        self._queued_s = 0.0  # a clock that runs only while requests wait
         self._queued_since: float | None = None  # last event with a queue; None: there was none
         self._ends: deque[float] = deque(maxlen=_RECENT)  # by that clock
         self._running_times_s: deque[float] = deque(maxlen=_RECENT)

@@ -13,8 +13,8 @@ token with its probability, before the calibration, and its sources:
 
 `the` lies halfway between the greater confidence, 0.8, and the noisy-or of both, 1 - 0.2 * 0.4 = 0.92.
 
-All nodes of a round lie in one flat structured array, so a round costs a handful of array operations, whatever the
-number of trees. Nothing here knows requests or workers.
+All nodes of a round are in one flat structured array, so a round needs a few array operations for any number of trees.
+Nothing here knows requests or workers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The scheduler where classes of requests have objectives: as many requests as possible are to be within theirs.
+"""The scheduler for request classes with objectives. It maximises the number of requests that meet their objectives.
 
-- Interactive sequences go before batch ones. Where they need a place, a batch sequence is paused: it keeps its KV.
-  Where a round with batch sequences would be too long for an interactive stream, they have no rows in it.
+- Interactive sequences go before batch ones. If one needs a place, a batch sequence is paused and keeps its KV. If a
+  round with batch sequences would be too long for an interactive stream, they get no rows in it.
 - Within a class, those whose first token can still be in time go first, tenants in fair turns.
-- One of eight places goes to whoever has waited longest, and is kept to its end, so that nobody starves.
-- A request that others before it would make miss its first token's objective is refused on arrival.
+- One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves.
+- A request that would miss its first token's objective because of requests before it is refused on arrival.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.turn_order import TurnOrder
 
-_OLDEST_EVERY = 8  # places; one of so many goes to whoever has waited longest
-_KEPT_PLACES = 4  # at most one of so many is kept by such sequences
+_OLDEST_EVERY = 8  # one of this many places goes to the request that has waited longest
+_KEPT_PLACES = 4  # such sequences keep at most one of this many places
 _KEPT = 0.98  # weight of earlier answers with each one that ends
-_MOST_RETURNS = 10_000  # known of a class: by then the longest time is told anyway
+_MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned anyway
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
 _CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 
 
 class _Answers:
-    """What the last answers of a class were like."""
+    """Means over the last answers of a class."""
 
     def __init__(self) -> None:
         self.count = self.prompts = self.cached = self.tokens = self.rounds = 0.0
@@ -77,9 +77,9 @@ class ObjectiveScheduler(Scheduler):
         self._charged: dict[str, float] = {}  # tokens that a request's tenant has been charged for it
         self._kept: set[str] = set()  # requests that keep their places
         self._num_entered = 0
-        self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # of those who were refused
+        self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # retry times
         self._num_waiting: Counter[ServiceClass] = Counter()
-        self._orders: dict[ServiceClass, TurnOrder] = {}  # of those who wait, before one round
+        self._orders: dict[ServiceClass, TurnOrder] = {}  # of waiting requests, valid before one round
 
     # Who waits
 
@@ -92,7 +92,7 @@ class ObjectiveScheduler(Scheduler):
             self._rates[kind].observe(self._num_queued_of(kind) > 0, now)
 
     def _num_queued_of(self, kind: ServiceClass) -> int:
-        """Sequences of the class that wait beyond those for whom there are places."""
+        """Waiting sequences of the class in excess of its free places."""
         paused = len(self.paused) if kind == "batch" else 0
         return self._num_waiting[kind] + paused - self._num_free(kind)
 
@@ -147,8 +147,8 @@ class ObjectiveScheduler(Scheduler):
             )
 
     def _retry_after(self, sequence: Sequence, seconds: float, now: float, comes_back: bool = True) -> float:
-        """seconds: until there is room for one more. Those who were sent away before come back one after the other, as
-        places become free, and this one after them, or sooner if the router before this one has room sooner.
+        """seconds: until there is room for one more. Clients that were refused before return one after the other, as
+        places become free, and this one after them, or earlier if the router asked before has room earlier.
 
         comes_back: False: another router is asked instead, which counts its return.
         """

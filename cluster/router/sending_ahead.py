@@ -163,7 +163,7 @@ class SendingAhead:
         """The round that the target computes after `batch`, and its batch. Call it when `batch` is committed.
 
         None: no round was sent ahead, or the target has declined it. Sequences that have ended, or that the target has
-        lost, are no entries; what it says of them is ignored.
+        lost, have no entries; the target's results for them are ignored.
         """
         sent = self._sent
         picked = None if sent is None else pick(sent.message, batch, result)

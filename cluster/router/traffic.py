@@ -21,9 +21,9 @@ _MAX_NAMESPACES = 64  # that are known at a time
 class Traffic:
     """Drafting statistics of the rounds of one namespace, or of all rounds of several.
 
-    What pays for one tenant's text says something of the text. So a round of one namespace is planned by what such
-    rounds of its own have shown, whatever others have asked before. Rounds of several namespaces share one record: a
-    request in such a round meets the other requests in its time anyway.
+    Which drafts pay reveals something of a tenant's text. So rounds with one namespace are planned only from the
+    statistics of this namespace. Rounds with several namespaces share one record: their requests influence one
+    another's timing anyway.
     """
 
     draft_wait: PoolWait = field(default_factory=PoolWait)

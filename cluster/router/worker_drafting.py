@@ -209,7 +209,8 @@ class WorkerDrafting:
         return [tree for proposer, tree in entry.proposals if proposer == source]
 
     def right_tokens(self, entry: RoundEntry, first: int) -> int | None:
-        """How many tokens of the entry's draft were right; None: it has none. first: position of what was emitted."""
+        """How many tokens of the entry's draft were right; None: it has no draft. first: position of the first emitted
+        token."""
         return next((num_right(tree, entry.sequence.tokens(first)) for tree in self._drafts_of(entry)), None)
 
     def observe(self, round: Round, emitted: list[Emitted]) -> None:

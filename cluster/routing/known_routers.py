@@ -48,10 +48,10 @@ class HeardRouter:
 
 
 def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
-    """How many of a prompt's blocks each router would compute again, each block divided by the number of routers that
-    have it: what one alone has is a conversation's own, and what many have is asked for everywhere.
+    """Blocks of a prompt that each router would recompute, each weighted by 1 / (number of routers that have it): a
+    block of one router belongs to one conversation, a block of many is in common use.
 
-    num_leading: of the blocks, from the first on, that each router has.
+    num_leading: number of leading blocks that each router has.
     """
     repeated: dict[str, float] = {}
     blocks, longer = 0.0, 0
@@ -64,11 +64,11 @@ def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
 
 
 class KnownRouters:
-    """By router id. Several gateways decide on the same news, so each takes it that the others have sent as much as it
-    has itself."""
+    """Routers by id. Several gateways decide by the same news, so each assumes that the others have sent as many
+    requests as itself."""
 
     def __init__(self, rng: random.Random | None = None, heard: dict[str, HeardRouter] | None = None) -> None:
-        """heard: by router id, where simulated gateways share it; None: nothing yet."""
+        """heard: news by router id, shared by simulated gateways; None: no news yet."""
         self._routers: dict[str, HeardRouter] = {} if heard is None else heard
         self._sent: dict[str, tuple[int, Coming]] = {}  # since which of the router's news, and what
         self._rng = rng or random.Random()
@@ -91,13 +91,12 @@ class KnownRouters:
             self._sent.pop(router_id, None)
 
     def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
-        """Routers in order of preference, in ranks of equals: first the one that is expected to answer soonest. Of many
-        routers, some: the others are no better by much, since loads that are a moment old are compared.
+        """Routers in order of preference, in ranks of equals; the first one is expected to answer soonest. Of many
+        routers only a sample is ranked: loads are not quite up to date, so the others are not much better.
 
-        Those that have not been heard lately share a rank with the first one for as many of the requests as is their
-        share of the routers: whoever has the shortest queue gets it. So a router whose news is lost is used all the
-        same, and one that hangs gets no more than the first one has. Routers that say that they take no requests come
-        last.
+        Routers without recent news share the first rank for a fraction of the requests equal to their fraction of the
+        routers; the shortest queue then decides. So a router whose news is lost is still used, and one that hangs gets
+        no more open requests than the first. Routers that accept no requests come last.
         """
         heard, silent, closed = [], [], []
         for router_id in self._compared(routers, prompt):

@@ -30,11 +30,11 @@ class Coming(msgspec.Struct, frozen=True):
 def expected_s(
     load: RouterLoad, coming: Coming, num_tokens: float, *, answer_rounds: float, knows_namespace: bool
 ) -> float:
-    """Seconds until a request with so many uncached prompt tokens is answered: it waits for a place, for the prompts
-    before it and for its own, and makes rounds that are longer the more sequences run beside it.
+    """Expected seconds until a request with `num_tokens` uncached prompt tokens is answered: its wait for a place, the
+    prompts before it, its own prompt, and its rounds, which are longer the more sequences run.
 
-    answer_rounds: the same for all routers that are compared. One whose few answers were long would else get no more,
-    and so never learn that others are shorter."""
+    answer_rounds: one value for all compared routers. With a separate value, a router whose few answers were long would
+    get no more requests and keep that value."""
     ahead = load.num_running + load.num_waiting + coming.requests
     round_s = load.round_s + load.sequence_s * min(ahead, load.num_places - 1)
     answer_s = answer_rounds * round_s

@@ -27,7 +27,7 @@ class Events:
         self.at(self.now + delay_s, action, *args)
 
     def every(self, period_s: float, action: Action) -> None:
-        """From one period on, for ever."""
+        """From one period on, forever."""
 
         def again() -> None:
             action()

@@ -1,4 +1,4 @@
-"""What is simulated beside the cluster's own configuration."""
+"""Options of a simulation, in addition to the cluster's configuration."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from actors.messages import SequenceStart, Successors, Verdict, VerifyBatch, Ver
 from cluster.simulate.forward_time import ForwardTimes, profile_of
 from cluster.simulate.scripts import Script, Scripts
 
-_CERTAINTY = 0.9  # probability that the target tells of its own next token; it tells nothing behind wrong drafts
+_CERTAINTY = 0.9  # probability that the target reports for its next token; it reports none behind wrong drafts
 
 
 class _Sequence:

@@ -34,7 +34,7 @@ class Texts(Protocol):
 class PhraseTexts:
     """Texts over phrases by Zipf's law, each tenant its own, with copies from the prompt and fresh tokens between.
 
-    A tenant's tokens are its own, too, as far as the vocabulary goes: `tokens_of` says which.
+    Tenants also have separate tokens (`tokens_of`), as far as the vocabulary is large enough.
     """
 
     def __init__(self, seed: int, vocab_size: int = 32_000, tokens_of_tenant: int = 4_000) -> None:

@@ -1,10 +1,10 @@
-"""How much of a tenant's limit a gateway may spend before it is told more: arithmetic, without clock or I/O.
+"""How much of a tenant's limit a gateway may spend until its next lease. No clock, no I/O.
 
-A limit has one bucket for the whole cluster, in Redis. Each gateway reports a few times a second what it has spent and
-what it was asked for, and is told the bucket's level and what all gateways were asked for: a lease. Until the next one
-it may spend the part of the level that its demand is of all demand. What it does not spend was never taken from
-anybody, and what is spent beyond the level is a debt that later leases are smaller for, so the total is right in the
-mean however old the leases are. A gateway without a lease goes by its equal share of the limit.
+A limit has one bucket for the whole cluster, in Redis. A few times a second each gateway reports its spending and its
+demand. The answer, a lease, has the bucket's level and the demand on all gateways. Until the next lease the gateway may
+spend a part of the level in proportion to its share of the demand. What it does not spend stays in the bucket, and what
+gateways spend beyond the level is a debt that reduces later leases, so the mean total is right whatever the age of
+leases. A gateway without a lease enforces an equal share of the limit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cluster.tenants.token_bucket import TokenBucket
 RENEW_S = 0.25  # between two reports of a gateway
 LIFE_S = 2.0  # of a lease
 MEMORY_S = 2.0  # time constant by which demand is forgotten
-_LEAST_BURST_S = 3.0  # what flows in meanwhile fits into a cluster's bucket, or it would be lost while nobody asks
+_LEAST_BURST_S = 3.0  # the bucket has room for the inflow between two reports, which would otherwise be lost
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a gateway says of one limit. Amounts are requests or tokens."""
+    """A gateway's report on one limit. Amounts are requests or tokens."""
 
     rate: float  # of the whole limit, a second
     capacity: float
@@ -132,16 +132,16 @@ class LeasedBucket:
         return self._is_leased
 
     def report(self, now: float) -> Report:
-        """One report at a time may be under way; one that is not answered is as if it had not been made."""
+        """At most one report may be in flight. A report without an answer has no effect."""
         self._in_flight = self._spent, self._asked
         spent = self._spent
-        if not self.has_lease(now):  # what the cluster's bucket was too full to take in meanwhile is no debt
+        if not self.has_lease(now):  # inflow that the full bucket could not take is not a debt
             spent = min(spent, max(0.0, self._share.capacity - self._share.level(now)))
         return Report(self.rate, self.capacity, spent=spent, asked=self._asked, level=self._level(now))
 
     def _level(self, now: float) -> float:
-        """The level of the cluster's bucket, if nobody has taken anything since it was told. A gateway that is seldom
-        asked has reported long ago: by the level of that time it would refuse the first request after each pause."""
+        """The level of the cluster's bucket, assuming that nothing was taken since the last lease. A gateway with few
+        requests has an old lease: by its level, it would refuse the first request after each pause."""
         return min(self.capacity, self._told.level + (now - self._told_at) * self.rate)
 
     def renew(self, told: Told, now: float) -> None:

@@ -33,7 +33,7 @@ class TenantLimits:
     tokens_per_minute: Annotated[int, Field(ge=1, le=10**12)] | None = None  # prompt and answer
     max_concurrent: Annotated[int, Field(ge=1, le=100_000)] | None = None  # sequences
     cache_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None  # memory of its own namespaces
-    weight: Annotated[float, Field(ge=0.01, le=100)] | None = None  # share beside others who wait, too; None: 1
+    weight: Annotated[float, Field(ge=0.01, le=100)] | None = None  # share of tokens among waiting tenants; None: 1
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -196,7 +196,7 @@ def parse_registry(data: bytes, where: str) -> Registry:
             return Registry(old.tenants, old.server_key)
         head, *lines = data.splitlines()
         if lines and not data.endswith(b"\n") and not _is_json(lines[-1]):
-            del lines[-1]  # it is being written, or its writer was killed: then nobody was told of the change
+            del lines[-1]  # incomplete: it is being written, or its writer was killed before it reported success
         header = _HEADER.validate_json(head)
         tenants = parse_changes(lines[: header.num_tenants], where)
         if len(tenants) < header.num_tenants:

@@ -1,6 +1,6 @@
 """The registry file: changes are appended to it under a lock by the command line, and followed by gateways.
 
-It is written anew, atomically, when more than half of it is out of date, and where it has the first format.
+It is rewritten atomically when more than half of it is out of date, or if it has the first format.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_PERIOD_S = 1.0
 _MODE = 0o600
-_SPARE_LINES = 1000  # out of date, before a small file is written anew
-_ENDING_BYTES = 4096  # of what has been read, by which the same file is recognised
+_SPARE_LINES = 1000  # outdated lines that a small file may have before it is rewritten
+_ENDING_BYTES = 4096  # last bytes read, kept to recognise the same file
 _Signature = tuple[int, int, int]
 
 
@@ -70,10 +70,10 @@ class _Read:
     changed_ns: int  # when the file was changed last
     num_bytes: int
     num_lines: int
-    ending: bytes  # of what has been read
+    ending: bytes  # the last bytes that were read
 
     def goes_on_in(self, file: BinaryIO, status: os.stat_result) -> bool:
-        """Whether the file is the same one, and has at most grown. One that has changed otherwise was edited."""
+        """Whether it is the same file with at most lines appended. Any other change means that it was edited."""
         if self.inode != (status.st_dev, status.st_ino) or status.st_size < self.num_bytes:
             return False
         if status.st_size == self.num_bytes and status.st_ctime_ns != self.changed_ns:
@@ -107,7 +107,7 @@ class RegistryFile:
         return self._last.registry
 
     def write(self, changes: Changes) -> None:
-        """Append changes of what was read, or write the file anew. Call it with the lock of writers. Raises
+        """Append changes to what was read, or rewrite the file. The caller must hold the writers' lock. Raises
         ConfigError."""
         last = self._last
         registry = (Registry() if last is None else last.registry).changed(changes)
@@ -120,7 +120,7 @@ class RegistryFile:
             raise ConfigError(f"{self._path}: cannot be written: {error.strerror}") from None
 
     def _whole(self, data: bytes, status: os.stat_result) -> _Read:
-        """A file whose last line is not complete is written anew by the next change."""
+        """The next change rewrites a file whose last line is incomplete."""
         registry = parse_registry(data, str(self._path))
         is_whole = data.endswith(b"\n") and not is_first_format(data)
         inode = (status.st_dev, status.st_ino) if is_whole else None
@@ -143,7 +143,7 @@ class RegistryFile:
 
 
 def write_registry(path: Path, registry: Registry) -> None:
-    """Replace the file atomically, behind a symbolic link, too. It keeps its owner and mode as far as this user may set
+    """Replace the file atomically, also behind a symbolic link. It keeps its owner and mode as far as this user may set
     them; else it has this user's, and mode 0600. Raises ConfigError."""
     temporary, path = None, path.resolve()
     try:

@@ -53,7 +53,7 @@ class LeaseRenewal:
                 await asyncio.wait_for(self._renewed.wait(), _FIRST_S)
 
     async def run(self) -> None:
-        """Renew for ever."""
+        """Renew forever."""
         try:
             await self._keep_renewing()
         finally:

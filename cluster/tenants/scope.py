@@ -26,8 +26,8 @@ MIN_AGREED_SALT_CHARS = 16  # if the salt alone keeps strangers out
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """With whom a tenant shares warm caches. policy: the one in force in this cluster. group: None with policy group if
-    tenants share by the `cache_salt` of their requests."""
+    """With whom a tenant shares warm caches. policy: as in force in this cluster. group: None with policy group means
+    sharing by the `cache_salt` of requests."""
 
     tenant_id: str
     policy: Policy
@@ -48,7 +48,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """prefix_namespace: where prefix blocks are shared. has_company: other tenants use both namespaces, too. promotes:
+    """prefix_namespace: where prefix blocks are shared. has_company: other tenants also use both namespaces. promotes:
     the organisation that offers the answer to the public pool, or ""."""
 
     namespace: str
@@ -69,7 +69,7 @@ def scope_of(
 ) -> Scope:
     """sharing: None without tenants. salt: separates a part of the tenant's or group's namespace. name: a named part,
     which is read and written, while the namespace that it belongs to is read. grammar: that the answer follows; without
-    a name, answers with the same grammar have a part of their own, but share prefix blocks with all.
+    a name, answers with the same grammar have a separate part, but share prefix blocks with all others.
 
     Raises InvalidRequest for a salt too short to be the only secret of a group, which it does not show.
     """

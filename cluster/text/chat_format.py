@@ -88,8 +88,8 @@ class ChatFormat:
         return thinking_variables(self._template)
 
     def effort_variables(self, effort: str, field: str, told: str | None = None) -> dict[str, Any]:
-        """Variables with which the chat template asks for this much thinking. told: what the client calls it. Raises
-        InvalidRequest that names the field if it has none."""
+        """Variables of the chat template for this amount of thinking. told: the client's name for it. Raises
+        InvalidRequest for `field` if the template has none."""
         variables = effort_variables(self._template, effort)
         if variables is None:
             limit = "the model's chat template has no variable for it; leave it out, or use chat_template_kwargs"

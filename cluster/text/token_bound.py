@@ -27,7 +27,7 @@ class TokenBound:
 
 
 def token_bound(tokenizer: Tokenizer | None) -> TokenBound | None:
-    """None: a token may stand for a text of any length, as far as is known. Tokenizers whose tokens are bytes, or that
+    """None: the length of a token's text has no known bound. Tokenizers whose tokens are bytes, or that
     fall back to bytes, have a bound, unless they change or drop text."""
     if tokenizer is None or not isinstance(tokenizer.model, models.BPE):
         return None

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Installs Paceline into a virtual environment of its own: the same steps for both images, and without a container.
+# Installs Paceline into a new virtual environment: the steps of both images, which also work without a container.
 #
 #   install.sh PREFIX SOURCE REQUIREMENTS...
 #
-# PREFIX        the environment to make
+# PREFIX        the environment to create
 # SOURCE        a checkout
-# REQUIREMENTS  everything that it holds, with hashes: requirements.txt and requirements-cpu.txt or requirements-cuda.txt
+# REQUIREMENTS  all packages with hashes: requirements.txt, and requirements-cpu.txt or requirements-cuda.txt
 #
-# $PYTHON is the interpreter (python3.11), $PIP_ARGS are more arguments of pip, as `--extra-index-url URL`.
+# $PYTHON is the interpreter (python3.11). $PIP_ARGS are additional arguments of pip, such as `--extra-index-url URL`.
 set -eu
 
 if [ $# -lt 3 ]; then
@@ -28,10 +28,10 @@ pip() {
 }
 # shellcheck disable=SC2086  # several words
 pip install --require-hashes --only-binary :all: ${PIP_ARGS:-} "$@"
-# Its build tools are among what was installed with hashes, so nothing else is fetched.
+# Its build tools are among the packages installed with hashes, so nothing else is downloaded.
 pip install --no-deps --no-build-isolation --no-index "$source"
 pip check
 
-# The server of both Redis roles, under a name that manifests can use.
+# The server of both Redis roles, at a path that manifests can name.
 server=$("$prefix/bin/python" -c 'from cache_service.store.embedded_server import find_server_binary as f; print(f())')
 ln -sf "$server" "$prefix/bin/valkey-server"

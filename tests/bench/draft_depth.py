@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import torch
 
+import cluster.offline.building as building
 import cluster.offline.engine as offline
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.growing_tree import MAX_EXPANDED, ROOT, GrowingTree
@@ -45,7 +46,8 @@ from actors.messages import (
 )
 from actors.models.catalog import resolve_model
 from actors.models.loader import load_model
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from cluster.router.draft_depth import DraftDepth
 from paceline_testing.toy_target import ToyTarget
 
@@ -244,10 +246,10 @@ def speed(
         if is_head:
             target = KnownTargetWithHead(answers, drafts, cost * TARGET_S, fixed or MOST_DEPTH)
             stack.enter_context(patch.object(LocalEngine, "_verify", timed_verify))
-        stack.enter_context(patch.object(offline, "build_target_engine", lambda *_, **__: target))
+        stack.enter_context(patch.object(building, "build_target_engine", lambda *_, **__: target))
         stack.enter_context(patch.object(offline, "warm_up", lambda _: [(1, 0.0), (64, 0.0)]))
         stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
-        stack.enter_context(patch.object(offline, "build_draft_engine", lambda *_, **__: worker))
+        stack.enter_context(patch.object(building, "build_draft_engine", lambda *_, **__: worker))
         if fixed is not None:
             stack.enter_context(patch.object(DraftDepth, "min_confidence", lambda *_: 0.0))
             stack.enter_context(patch.object(DraftDepth, "worth", lambda *_: no_worth()))

@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from actors.models.quiet import quiet_transformers
 from actors.models.random_model import random_model
 from actors.models.tiny_config import config_of_type, tiny_config
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, PADDING, make_byte_tokenizer
 
 KINDS = (

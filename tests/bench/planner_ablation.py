@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+import cluster.offline.building as building
 import cluster.offline.engine as offline
 from actors.draft_tree import DraftTree
 from actors.engine.options import EngineOptions
@@ -319,14 +320,14 @@ class Replay:
             wrong = [(rows, first + variant.profile_slope * (seconds - first)) for rows, seconds in target.step_times]
             return RouterCore(msgspec.structs.replace(target, step_times=wrong), *args, **options)
 
-        build_engine = offline.build_target_engine
+        build_engine = building.build_target_engine
         with variant.in_place(), ExitStack() as stack:
-            stack.enter_context(patch.object(offline, "build_target_engine", build_target))
+            stack.enter_context(patch.object(building, "build_target_engine", build_target))
             stack.enter_context(patch.object(offline, "warm_up", profile))
             stack.enter_context(patch.object(offline, "RouterCore", make_core))
             if worker is not None:
                 stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
-                stack.enter_context(patch.object(offline, "build_draft_engine", lambda *_, **options: worker))
+                stack.enter_context(patch.object(building, "build_draft_engine", lambda *_, **options: worker))
             self.engine = LocalEngine(
                 "smollm2",
                 drafters=drafters,

@@ -42,7 +42,7 @@ def serve_rank(rank: int, ring, answers, path: Path, options: dict) -> None:
         follow(engine, ring)
     else:
         leading = LeadingRank(SimpleNamespace(verify=engine.verify, clear=engine.clear), ring)
-        offline_engine._build_target = lambda *_: engine
+        offline_engine.build_target = lambda *_: engine
         local = LocalEngine(str(path), **COMMON, **options)
         engine.verify = leading.answer
         least_of_ranks(0)

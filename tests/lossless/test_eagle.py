@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from actors.errors import InvalidRequest, ModelError
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import (
     make_byte_tokenizer,

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from actors.errors import InvalidRequest
 from actors.messages import TokenLogprobs
 from cluster.config import ClusterConfig
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from paceline_testing.tiny_models import save_tiny_model
 
 K = 5

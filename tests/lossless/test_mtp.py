@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from actors.errors import ModelError
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from paceline_testing import mtp_checkpoints
 from paceline_testing.integrity import check_integrity
 from paceline_testing.tiny_models import save_tiny_model

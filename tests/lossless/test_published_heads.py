@@ -12,7 +12,8 @@ from actors.drafters.registry import DRAFTER_NAMES
 from actors.models.quiet import quiet_transformers
 from actors.models.random_model import random_model
 from actors.models.tiny_config import config_of_type, tiny_config
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from paceline_testing.integrity import check_integrity
 from paceline_testing.published_heads import LAYERS, TARGET_SIZE, VOCAB
 from paceline_testing.published_layouts import LAYOUTS

@@ -10,7 +10,8 @@ import pytest
 from actors.models.loader import read_model_info
 from actors.models.source import ModelSource
 from cluster.offline.corpus import build_corpus
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir")]

@@ -19,8 +19,9 @@ from cluster.config import ClusterConfig
 from cluster.config import load_config as load_cluster_config
 from cluster.gateway.requests.schema import CompletionBody, parse_fields
 from cluster.generation import GenerationOptions
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
 from cluster.offline.options import KEYS
+from cluster.offline.results import Generation
 from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 PACELINE = typer.main.get_command(app)

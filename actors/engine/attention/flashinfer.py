@@ -37,7 +37,7 @@ def wrapper_class() -> type:
 
 
 class FlashInfer:
-    """FlashInfer's wrappers of one runner, which all its forwards use: each has buffers of its own."""
+    """FlashInfer's wrappers of one runner. All its forwards use them, because each wrapper allocates buffers."""
 
     def __init__(self, device: torch.device) -> None:
         """Raises ModelError where FlashInfer is missing."""

@@ -1,4 +1,4 @@
-"""Hands the attention of older models to ours: they compute it in a method of their own, not through transformers'
+"""Replaces the attention of older models by ours: they compute it in their own methods, not through transformers'
 attention interface.
 
 What such a method does before attention and after it stays: projections, rotation, the output layer. Of models with
@@ -142,12 +142,12 @@ _OWN = {
 
 
 def has_own_attention(layer: nn.Module) -> bool:
-    """Whether a layer attends in a method of its own that is replaced here."""
+    """Whether a layer computes attention in its own method, which is replaced here."""
     return any(type(module).__name__ in _OWN for module in layer.modules())
 
 
 def replace_own_attention(model: PreTrainedModel) -> None:
-    """Let modules with attention of their own attend through the plan of a forward, in place."""
+    """Make modules with their own attention method use the plan of a forward. Changes the modules in place."""
     forward = _CurrentForward()
     found = False
     for module in model.base_model.modules():

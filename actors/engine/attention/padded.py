@@ -15,7 +15,7 @@ from actors.engine.attention.visibility import hidden_slots
 from actors.engine.batch import PackedBatch
 from actors.engine.kv_cache import KvCache
 
-_MAX_PADDED_ROWS = 64  # sequences with more rows, such as prefill chunks, have a call of their own
+_MAX_PADDED_ROWS = 64  # sequences with more rows, such as prefill chunks, are computed in separate calls
 _PADDING_FOR_A_CALL = 512  # slots of padding that cost as much as a further attention call
 
 

@@ -132,7 +132,8 @@ class _CompiledKind:
 
 
 def _forward_of(kind: type[nn.Module]) -> Callable[..., Any]:
-    """A function with code of its own: torch counts recompilations by code, and decorated methods share theirs."""
+    """A copy of the function with a separate code object: torch counts recompilations by code object, which decorated
+    methods share."""
 
     def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return kind.forward(module, *args, **kwargs)

@@ -44,7 +44,8 @@ def call(context, address, work):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def keep_alive(array):  # type: ignore[no-untyped-def]
-    """numba frees an array after its last use, of which the use of its address is none. So call this after that."""
+    """Call this after the last use of an array's address: numba frees an array after its last use, and does not count
+    uses of the address."""
     return len(array)
 
 

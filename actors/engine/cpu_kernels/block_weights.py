@@ -1,8 +1,8 @@
 """Finds weights that are steps of a grid in every block of 32 inputs, as checkpoints from GGUF files are.
 
-Such a block is 32 codes of 4 or 8 bits, a step and an offset, from which a kernel makes the very numbers again, in
-float32 or rounded to bfloat16: fewer bytes to read, and the same result. These are the blocks that ggml calls Q4_0,
-Q4_1, Q5_0, Q5_1 and Q8_0.
+Such a block is 32 codes of 4 or 8 bits, a step and an offset. A kernel computes exactly the original numbers from it,
+in float32 or rounded to bfloat16: fewer bytes are read, and the result is the same. These are the blocks that ggml
+calls Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from numba import cfunc, types
 from actors.sampling import exponential
 
 _FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(exponential.__file__)]
-# numba keeps compiled code by the file and the closure of a function alone. Functions that mention this number in their
-# closure are compiled anew when any file of this folder, or what they import from elsewhere, has changed.
+# numba keeps compiled code by the file and the closure of a function alone. Functions with this number in their closure
+# are recompiled when any file of this folder or one of its imports from elsewhere has changed.
 SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7], "big")
 
 _SIGNATURE = types.void(types.CPointer(types.int64))

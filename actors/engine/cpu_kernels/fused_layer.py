@@ -101,7 +101,7 @@ class LayerParts(NamedTuple):
     norms: list[nn.Module]  # before attention, before the MLP
     projections: list[Linear]  # of queries, keys, values
     output: Linear
-    gates: list[Linear]  # of the gate and of what it gates
+    gates: list[Linear]  # gate projection and up projection
     down: Linear
     head_norms: list[nn.Module]  # of queries and keys, or none
 
@@ -207,7 +207,7 @@ class FusedLayer(nn.Module):
 class Chain:
     """Layers that run in one call, because each has nothing but the outputs of the one before as its inputs.
 
-    The first layer computes all of them, and the others hand on what it returns.
+    The call of the first layer computes all of them, and the calls of the others return its result.
     """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:

@@ -1,7 +1,7 @@
 """Chooses the kernel of each linear layer by measuring on this machine, at the first start with a shape.
 
 Processors differ too much for a rule: matrix instructions, widths of vectors, bandwidth, and libraries that favour
-their maker's. What was measured is kept in $PACELINE_HOME/cpu_kernels.json, so that later starts choose the same.
+their maker's. Measurements are stored in $PACELINE_HOME/cpu_kernels.json, so that later starts make the same choice.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class KernelChoices:
     """
 
     def __init__(self, path: Path) -> None:
-        """The file need not exist; one that cannot be read is measured anew."""
+        """The file need not exist. If it cannot be read, kernels are measured again."""
         self._path = path
         self._machine = _machine()
         self._known = self._read().get(self._machine, {})

@@ -36,7 +36,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _TRIED_TOKENS = (70, 3)  # of two sequences: more than a block of keys, and few
 _TRIED_PARENTS = np.array([-1, 0, 0, 2, -1, 4], dtype=np.int32)
 _BLOCK_SIZE = 16
-_TOLERANCE = 1e-4  # of what a layer adds, in float32
+_TOLERANCE = 1e-4  # relative to the update that a layer adds, in float32
 _PANELS = PanelKernel(in_blocks=False)  # which take long to find, and change no bit
 
 
@@ -82,8 +82,8 @@ def fuse_layers(model: PreTrainedModel, shapes: list[LayerShape], choose: Choose
 
 
 def _calls_layers_in_turn(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
-    """Whether the module that calls the layers has Llama's code or that of its kin: each layer gets what the one before
-    has put out, and all of them run."""
+    """Whether the calling module has the code of Llama or a relative: it runs all layers, and passes each the output of
+    the one before."""
     callers = [module for module in model.modules() if any(child is layers for child in module.children())]
     return len(callers) == 1 and has_known_code(callers[0])
 

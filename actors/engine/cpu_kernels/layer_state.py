@@ -27,7 +27,7 @@ NODE_POSITIONS = 18
 CACHE = 19  # int64 [layers, 2]: addresses of keys and values
 ROTATED = 20  # dims of a head that are rotated
 ANGLES_AT = 21  # int64 [rows]: which row of the cosines and sines each row takes
-# Of a whole forward only:
+# Only for a whole forward:
 TOKEN_IDS = 22  # int64 [rows]
 NUM_WANTED = 23  # rows with logits
 WANTED = 24  # int64 [wanted]

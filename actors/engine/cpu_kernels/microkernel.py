@@ -5,7 +5,7 @@ multiplied with an element of every row: the register blocking of Goto and van d
 Matrix Multiplication", 2008. Libraries choose their blocks for hundreds of rows; a round has a few. The loop over
 in_features is LLVM IR without a word about the instruction set: LLVM takes SSE, AVX2, AVX-512 or NEON as there is.
 
-An output is the sum over in_features in ascending order, by one accumulator, whatever the number of rows. So a row's
+An output is the sum over in_features in ascending order in one accumulator, for any number of rows. So a row's
 bits depend neither on the other rows nor on its place among them.
 
 Processors with AVX512-BF16 can multiply pairs of bfloat16 weights with pairs of bfloat16 inputs; some are slower at it.
@@ -216,8 +216,8 @@ def _widen(context, items, count, floats, kind):  # type: ignore[no-untyped-def]
 
 
 def compiled_features() -> dict[str, bool]:
-    """LLVM's names of the features that compiled functions may use: the processor's, or those that numba is told by
-    NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
+    """LLVM's names of the features that compiled functions may use: those of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES if
+    set, else the processor's."""
     if config.CPU_NAME is None:
         return dict(llvm.get_host_cpu_features())
     given = (config.CPU_FEATURES or "").split(",")

@@ -32,7 +32,7 @@ class PanelKernel(NamedTuple):
 
 
 class Panels:
-    """Products with a weight in panels, summed in float32, whatever the dtype of weights and inputs.
+    """Products with a weight in panels, accumulated in float32 for all dtypes of weights and inputs.
 
     float32 weights are stored in the fewest bits that give them back: 4 or 8 in blocks, or 16. Fewer bytes to read, and
     the same result.

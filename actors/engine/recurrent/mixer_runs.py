@@ -2,8 +2,8 @@
 
 A draft is a chain. Its rows follow the sequence's state, but whether they belong to it is known after the round alone.
 So a run that ends with draft rows changes no state: the inputs of its rows are kept, and later runs begin with the
-accepted ones. When many are kept, the accepted ones and the round's known tokens are a run of their own that moves the
-state on, and the draft rows a second one. Runs that move a state on end at borders of blocks whose states are cached.
+accepted ones. When many are kept, the accepted rows and the round's known tokens form one run that advances the state,
+and the draft rows form a second run. Runs that move a state on end at borders of blocks whose states are cached.
 
     state after 40 tokens, 3 kept inputs of which 2 are accepted, 1 known token, 3 draft rows:
 

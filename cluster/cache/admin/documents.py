@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -38,9 +38,8 @@ class ImportModel:
 class DocumentReader:
     """Yields pieces for `CacheAdministration.import_documents`. Methods raise ConfigError naming file and line."""
 
-    def __init__(self, model: ImportModel, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, model: ImportModel) -> None:
         self._model = model
-        self._clock = clock
 
     def files(self, files: Sequence[Path], progress: Progress = silent) -> Iterator[Piece]:
         """Exports, recognised by their first line; JSON lines, one document a row; other files as one text each."""
@@ -83,7 +82,7 @@ class DocumentReader:
 
     def _documents(self, parts: Iterable[tuple[Tokens, bool]]) -> Iterator[Piece]:
         for token_ids in whole_documents(parts, MAX_DOCUMENT_TOKENS):
-            now_s = int(self._clock())
+            now_s = int(time.time())
             yield Piece(content_id(token_ids), 0, token_ids, kind=RecordKind.IMPORTED, time_s=now_s)
 
     def _export(self, path: Path, progress: Progress) -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""What administrators may ask for, on the command line or over HTTP: names become namespaces, results plain records.
+"""Administrators' actions, for the command line and HTTP: translates names to namespaces, and results to plain records.
 
 Methods block on Redis, so the HTTP server calls them in threads. They raise InvalidRequest, ConfigError
 for documents that cannot be read, and what `CacheAdministration` raises.

@@ -109,7 +109,7 @@ def serve(
 @app.command()
 @with_options
 def cache(*, source: PromptOptions, options: CacheOptions, json_file: JsonFile = None) -> None:
-    """What the shared cache is worth on this machine: warm by cold, on requests of several kinds.
+    """Measure the gain of the shared cache on this machine: warm against cold, on requests of several kinds.
 
     Unrelated requests are taken from --prompts or --spec-bench, and left out without.
     """

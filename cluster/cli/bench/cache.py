@@ -1,8 +1,8 @@
 """`paceline bench cache`: what the shared cache is worth: two fresh engines on the same requests, greedy.
 
-The cold one has no cache, the warm one begins with what was answered, or put there, before. Both learn from what they
-answer themselves and neither publishes, so that the cache is the only difference. Every kind of requests has its own
-namespace. Rounds are planned and timed by a curve measured before, so that figures do not depend on the machine's load.
+The cold engine has no cache; the warm one begins with earlier answers or imported texts. Both learn from their own
+answers and neither publishes, so the cache is the only difference. Every kind of requests has its own namespace. Rounds
+are planned and timed by a curve measured before, so that figures do not depend on the machine's load.
 """
 
 from __future__ import annotations

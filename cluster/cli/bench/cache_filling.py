@@ -16,7 +16,8 @@ from cluster.cache.shared_cache import SharedCache
 from cluster.cache.soft_sharing import SoftSharing
 from cluster.cli.bench.cache_prompts import RANDOM, STALE, Scenario
 from cluster.cli.bench.prompts import BenchPrompt
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 
 _SETTLE_S = 60.0  # until what was published can be drafted
 _QUIET_S = 1.0  # without news, after which nothing more is expected

@@ -97,7 +97,7 @@ def create_engines(options: LocalOptions, longest: int) -> list[EngineMethod]:
 
 
 def _other_ways(options: LocalOptions, drafting: EngineMethod, longest: int) -> list[EngineMethod]:
-    """What constrained drafting is compared with: the same drafters without `grammar`, and unconstrained."""
+    """The baselines of constrained drafting: the same drafters without `grammar`, and unconstrained."""
     names = drafting.engine.drafter_names
     others = tuple(name for name in names if name != GRAMMAR)
     gamma, size = options.gammas()[0], options.batch_size

@@ -18,7 +18,7 @@ from cluster.cli.bench.methods import EngineMethod, Method
 from cluster.cli.bench.prompts import BenchPrompt, make_blocks
 from cluster.cli.bench.speed import Answer, Difference, Speed, TimedBlock, find_differences, measure_speed
 from cluster.generation import LengthLimits, check_token_ids
-from cluster.offline.engine import Generation
+from cluster.offline.results import Generation
 from cluster.validation import counted
 
 

@@ -18,7 +18,8 @@ from actors.models.quiet import quiet_transformers
 from cluster.cli.bench.options import DraftingOptions
 from cluster.cli.bench.speed import Answer
 from cluster.constraints.structured_outputs import StructuredOutputs
-from cluster.offline.engine import Generation, LocalEngine
+from cluster.offline.engine import LocalEngine
+from cluster.offline.results import Generation
 from cluster.router.trace import RoundTrace
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from cluster.offline.engine import Generation
+from cluster.offline.results import Generation
 
 
 @dataclass(frozen=True, slots=True)

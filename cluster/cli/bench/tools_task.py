@@ -10,7 +10,7 @@ from cluster.cli.bench.prompts import BenchPrompt
 from cluster.constraints.json_schemas import ONE_LINE
 from cluster.constraints.structured_outputs import StructuredOutputs
 
-NUM_REQUESTS = 60  # of each task that are measured; as many others come before, if learnt from
+NUM_REQUESTS = 60  # measured per task; with learning, as many others come before
 
 
 def _object(**properties: Any) -> dict[str, Any]:

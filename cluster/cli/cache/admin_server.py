@@ -28,7 +28,7 @@ def serve_admin(
     key_file: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
     target: TargetOption = None,
 ) -> None:
-    """Serve the same actions over HTTP to those who have the administrators' credential, until Ctrl-C."""
+    """Serve the same actions over HTTP to holders of the administrators' credential, until Ctrl-C."""
     from actors.workers.ray_environment import is_loopback
     from cluster.cache.admin.credential import load_credential
     from cluster.cache.admin.server import AdminServerSettings

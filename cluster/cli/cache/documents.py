@@ -46,8 +46,8 @@ def import_files(
     target: TargetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put documents in, to be drafted from by every router at once. What is there already is left out: repeat an import
-    that was interrupted, and it goes on."""
+    """Put documents in, to be drafted from by every router at once. Documents that are already stored are skipped, so
+    an interrupted import can be repeated."""
     begin = time.monotonic()
     for file in files:
         file_size(file)  # raises for what cannot be read, before a model is prepared and a cache created

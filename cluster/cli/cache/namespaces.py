@@ -98,8 +98,8 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what was learnt in a namespace, of every model, or in some time. Routers stop drafting from it within a
-    second. What a tenant has brought into the public pool goes with what is its own."""
+    """Remove the data of a namespace, for every model, or those of a period. Routers stop drafting from them within a
+    second. Purging a tenant also resets its vote in the public pool."""
     now = int(time.time())
     since_s, until_s = _time("--since", since, now), _time("--until", until, now)
     with told_in_one_line(), place.service() as service:
@@ -111,7 +111,7 @@ def purge(
         if meant and not yes:
             _ask(meant, since_s is not None or until_s is not None)
         with _undisturbed():
-            done = service.purge(query, since_s, until_s)  # even of nothing: the public pool may hold what was said
+            done = service.purge(query, since_s, until_s)  # even if empty: the public pool may have a vote
     if as_json:
         print_json(done)
         return
@@ -191,7 +191,7 @@ def _ask(meant: list[StoreKeys], of_some_time: bool) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C in the block counts when it has ended: half a purge would leave bytes that nobody finds any more."""
+    """Delay Ctrl-C to the end of the block: half a purge would leave data that no later purge finds."""
     interrupted = False
 
     def note(number: int, frame: object) -> None:

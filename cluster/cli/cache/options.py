@@ -1,4 +1,4 @@
-"""What the commands of `paceline cache` are told: which cluster's cache, which namespace of it, which model's."""
+"""Options of the commands of `paceline cache`: the cluster, the namespace and the model."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class ChatSession:
         self.num_failures = 0  # lines that were refused or could not be answered
 
     def run(self, lines: Iterable[str]) -> None:
-        """Until the lines end or /quit. What fails costs its line alone."""
+        """Until the lines end or /quit. A failure ends only the current line."""
         for line in lines:
             self.handle(line)
             if self.is_over:

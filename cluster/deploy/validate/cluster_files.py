@@ -13,18 +13,6 @@ from cluster.deploy.validate.finding import Location, Problem
 from cluster.deploy.validate.shown import shown
 from cluster.deploy.validate.suggestion import did_you_mean
 
-_SECTIONS = frozenset(ClusterConfig.model_fields)
-
-
-def looks_like_config(value: object) -> bool:
-    """Whether a document has one of our sections at its top."""
-    return isinstance(value, dict) and not {"apiVersion", "kind"} & value.keys() and bool(_SECTIONS & value.keys())
-
-
-def is_config(value: object) -> bool:
-    """Whether it has nothing else at its top."""
-    return isinstance(value, dict) and bool(value) and value.keys() <= _SECTIONS
-
 
 def check_config(value: dict[str, Any]) -> Iterator[Problem]:
     """What the configuration's own types refuse, and a cluster of it before it looks for models."""

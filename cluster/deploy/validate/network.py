@@ -1,7 +1,7 @@
 """Whether network policies let through what Ray, its operator and the caches need.
 
 A flow is let through where no policy selects its source for egress, or one of them allows it, and the same holds for
-its destination and ingress. What nobody can tell from the files counts as let through.
+its destination and ingress. Traffic counts as allowed if the files cannot decide it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _GENERATED = ("ray.io/cluster", "ray.io/identifier", "ray.io/serve")  # labels w
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Those of a workload or of a group of a Ray cluster. Of labels, None is a value that nobody knows yet."""
+    """Those of a workload or of a group of a Ray cluster. A label's value None is not known yet."""
 
     document: Document
     where: Location  # of the template

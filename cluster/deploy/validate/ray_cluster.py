@@ -286,8 +286,8 @@ def _check_service(spec: dict[str, Any], cluster: dict[str, Any]) -> Iterator[Pr
 
 
 def _check_serve_ports(spec: dict[str, Any], cluster: dict[str, Any]) -> Iterator[Problem]:
-    """The operator makes Serve's service of ports of the head that have such names, or of its own where the head has
-    none at all; `serveService` counts, too, but not in an incremental upgrade."""
+    """The operator creates Serve's service from ports of the head with certain names, or from default ports if the head
+    lists none. `serveService` can define them too, except in an incremental upgrade."""
     place: Location = ("spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0, "ports")
     given = at(cluster, *place[2:])
     if not given:

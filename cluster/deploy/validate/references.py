@@ -210,7 +210,7 @@ class References:
         known = self._names.get((kind, space), {})
         if not isinstance(name, str) or name in known or not known or _is_made_by_others(kind, name, self._names):
             return
-        # Of Secrets a set seldom has all: only what looks like a slip is told.
+        # A set seldom contains all its Secrets, so only likely typing errors are reported.
         if kind == "Secret" and not get_close_matches(name, known, 1, 0.85):
             return
         what = f"no {kind} of the set is named {name!r}{did_you_mean(name, known)}"

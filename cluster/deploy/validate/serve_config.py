@@ -1,4 +1,4 @@
-"""serveConfigV2 of a RayService: a text that nobody reads before Ray does, and Ray drops the keys it does not know."""
+"""Checks serveConfigV2 of a RayService. The API server does not parse this text, and Ray ignores unknown keys."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_variables(owner: dict[str, Any], where: Location) -> Iterator[Inner]:
 
 
 def _without_code(value: Any) -> Any:
-    """A copy that names no code that Ray's models would import: they would run whatever a file names."""
+    """A copy without import paths: Ray's models would import and run any code that a file names."""
     if isinstance(value, dict):
         return {key: _without_code(child) for key, child in value.items() if key not in _IMPORTED}
     return [_without_code(child) for child in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What is noted of one answer: metrics, a line in the log, and its part of the trace."""
+"""Accounting of one answer: metrics, a log line, and its part of the trace."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class PreparedCall:
     call: GenerationCall
     requests: tuple[GenerationRequest, ...]
     num_prompt_tokens: int  # sum over all prompts
-    num_prediction_tokens: int  # 0 too if what is said of them would tell what others have said
+    num_prediction_tokens: int  # 0 also if their statistics are withheld
     starts_inside_thought: bool  # the chat template has begun a thought for the model
     deadline: float  # time.monotonic()
     scope: Scope

@@ -1,10 +1,10 @@
 """Streams of answers: several as one, in portions that do not mirror the rounds that made them, and padded.
 
-A round emits its accepted draft tokens and one more. Unshaped chunks therefore tell whoever counts their tokens, or
-only their bytes, which drafts were accepted (Zhang et al., "When Speculation Spills Secrets", 2024). Chunks of a fixed
-number of tokens hide the sizes of rounds; a fixed cadence hides when rounds ended. Both together make a stream of
-constant rate, as long as the answer is generated faster than that. The field `obfuscation`, as in OpenAI's API, pads
-messages to a few sizes. None of this changes the text.
+A round emits its accepted draft tokens and one more. Tokens per unshaped chunk, or only bytes, therefore reveal to an
+observer which drafts were accepted (Zhang et al., "When Speculation Spills Secrets", 2024). Chunks of a fixed number of
+tokens hide the sizes of rounds; a fixed cadence hides when rounds ended. Both together make a stream of constant rate,
+as long as the answer is generated faster than that. The field `obfuscation`, as in OpenAI's API, pads messages to a few
+sizes. None of this changes the text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AS_IT_COMES = StreamShape()
 
 
 def stream_shape(config: GatewayConfig, has_tenants: bool, wants_padding: bool | None) -> StreamShape:
-    """wants_padding: what the request says of it."""
+    """wants_padding: as in the request."""
     interval_s = _INTERVAL_S if has_tenants else 0.0
     if config.stream_interval_ms is not None:
         interval_s = config.stream_interval_ms / 1000

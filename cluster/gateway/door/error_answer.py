@@ -15,7 +15,7 @@ def error_answer(status: ErrorStatus) -> Response:
 
 
 def error_event(status: ErrorStatus, path: str) -> bytes:
-    """Ends a stream of this path that has begun, whoever wrote it."""
+    """Ends a stream of this path that has begun, from any writer."""
     if is_messages_path(path):
         return b"event: error\ndata: " + msgspec.json.encode(messages_error(status)) + b"\n\n"
     return b"data: " + msgspec.json.encode(status.body()) + b"\n\n"  # in this form OpenAI's clients read errors

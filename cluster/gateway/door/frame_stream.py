@@ -1,4 +1,4 @@
-"""Frames on a Unix socket between Serve's proxy and a gateway: four bytes that tell a length, and so many bytes."""
+"""Frames on a Unix socket between Serve's proxy and a gateway: a length in four bytes, and the payload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 _LENGTH_BYTES = 4
-_MAX_HELD_BYTES = 1 << 16  # that nobody has taken; meanwhile no more is read
+_MAX_HELD_BYTES = 1 << 16  # limit of unconsumed bytes; above it reading pauses
 
 
 class FrameStream(asyncio.Protocol):
@@ -17,7 +17,7 @@ class FrameStream(asyncio.Protocol):
         self._on_open = on_open
         self._on_lost: Callable[[], object] | None = None
         self._transport: asyncio.Transport | None = None
-        self._rest = bytearray()  # of a frame that has not come whole
+        self._rest = bytearray()  # the beginning of an incomplete frame
         self._frames: deque[bytes] = deque()
         self._held_bytes = 0
         self._error: BaseException | None = None

@@ -1,5 +1,4 @@
-"""What Serve's proxies get from us, in their own processes, before they listen: limits, TLS, and answers of ours for
-their own errors.
+"""Changes to Serve's proxies, made in their processes before they listen: limits, TLS, and our format of their errors.
 
 Serve (Ray 2.60) takes no options for these, so names that its proxy looks up at its start are replaced here. The
 settings come with the gRPC options that `paceline serve` hands to Serve, or in an environment variable where Serve is

@@ -1,7 +1,7 @@
 """Limits of HTTP connections that uvicorn does not have: their number, the size and number of headers, and time for
 headers, for the body and for reading the answer.
 
-What is beyond them is answered with an error object, as is what is not HTTP, and the connection ends.
+A violation, or input that is not HTTP, is answered with an error object, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_HEADERS = 100
 HEADERS_WITHIN_S = 10.0
 BODY_PERIOD_S = 10.0
 MIN_BODY_BYTES = 1024  # in each such period, or the rest
-# An answer that nobody reads would stay in memory for ever. The system's buffers of a connection, some megabytes, are
-# refilled in large portions: a period that is much shorter would end slow readers, too.
+# An unread answer would stay in memory forever. The system's buffers of a connection, some megabytes, are refilled in
+# large portions, so a much shorter period would also disconnect slow readers.
 READ_PERIOD_S = 300.0
 MIN_READ_BYTES = 16 * 1024  # of an answer in each such period, or the rest, once those buffers are full
 _LINGER_S = 1.0  # after a refusal; what comes is dropped
@@ -49,7 +49,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._fed = 0  # bytes of the message that is being read
         self._header_bytes = 0
         self._body_bytes = 0
-        self._body_seen = 0  # of those, at the last look
+        self._body_seen = 0  # the part of it seen at the last check
         self._in_headers = True
         self._has_begun = False  # the message; a line break before it is no part of it
         self._refusal: ErrorStatus | None = None
@@ -155,7 +155,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """The connection gives way that has waited longest for its client, first those that wait for headers; this
+        """Closes the connection that has waited longest for its client, first those that wait for headers; this
         one, if all others are being answered."""
         open_ones = [
             one

@@ -113,8 +113,8 @@ class _Answer:
 
 
 class ClosedRoutes:
-    """ASGI middleware: Serve's own routes are closed, except the one that KubeRay probes, and so is what is no path,
-    such as "*". With `needs_certificate`, all but probes is closed to clients without a certificate."""
+    """ASGI middleware that closes Serve's own routes, except the one that KubeRay probes, and request targets that are
+    not paths, such as "*". With `needs_certificate`, clients without a certificate reach only probes."""
 
     def __init__(self, app: ASGIApp, needs_certificate: bool) -> None:
         self._app = app

@@ -1,5 +1,6 @@
-"""ASGI middleware of Serve's HTTP proxy, which itself reads a body as fast as it comes, whatever its size and whoever
-sends it: where keys are asked for, nothing is read without a known one, and no more than the gateway takes."""
+"""ASGI middleware of Serve's HTTP proxy that limits the reading of bodies. The proxy itself would read a body of any
+size from any client. With tenants, nothing is read without a known key; a body is read only up to the gateway's
+limit."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Registers our gRPC services with Serve's proxies, and mends what Serve's proxy (Ray 2.60) leaves out.
+"""Registers our gRPC services with Serve's proxies, and adds what the proxy (Ray 2.60) lacks.
 
-- It has no limits, and listens on every interface. So its options carry settings, which `front_door` puts in place in
-  the process where they arrive.
-- A replica is told nothing of a call's deadline. So the time that is left when a call arrives is written into the
-  request's own `timeout_s`, where the gateway and the router see it.
+- It has no limits, and listens on every interface. So its options carry settings, which `front_door` applies in the
+  proxy's process.
+- A replica does not receive a call's deadline. So the remaining time is written into the request's `timeout_s`, where
+  the gateway and the router read it.
 - A stream that is cancelled while a message is being written is forgotten, and its replica generates to the end. So
-  the proxy's handler runs in a task of its own, which is cancelled when the writing ends, however it ends.
-- Only a message takes a replica's context to the proxy, so a stream that fails would lose its trailing metadata. So it
+  the proxy's handler runs in a separate task, which is cancelled when writing ends for any reason.
+- A replica's context reaches the proxy only with a message, so a failing stream would lose its trailing metadata. So it
   ends with an empty message (`Gateway.GenerateStream`), which is dropped here.
-- The proxy's own refusals (no replica, no room) do not say when to try again. So they get the time of ours.
-- Calls are as many, and wait for their clients as long, as these like. So `open_calls` has limits, for reflection too.
+- The proxy's own refusals (no replica, queue full) have no retry time. So ours is added.
+- The number of calls, and their wait for clients, are unlimited. So `open_calls` limits both, also for reflection.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What all routes that generate do: wait for an answer as long as the client does, and send it whole or as events."""
+"""Common part of all routes that generate: waits for an answer as long as the client does, and sends it whole or as
+events."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class EventStream(StreamingResponse):
             await self._events.aclose()
 
 
-def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, "application/json")
+def json_answer(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 async def collect(service: GenerationService, prepared: PreparedCall) -> list[Piece]:

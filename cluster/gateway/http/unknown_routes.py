@@ -18,7 +18,7 @@ def no_route(routes: Iterable[BaseRoute], scope: Scope) -> str:
     method, path = scope["method"], str(scope["path"])
     message = f"there is no {path[:MAX_SHOWN_CHARS]} here"
     known = {route.path: route for route in routes if isinstance(route, Route) and "{" not in route.path}
-    # Of two paths that are equally near, the one that takes the method.
+    # If two paths are equally near, the one that accepts the method comes first.
     ordered = sorted(known, key=lambda one: method not in _methods(known[one]))
     found = difflib.get_close_matches(path[:MAX_SHOWN_CHARS].rstrip("/"), ordered, n=1, cutoff=_LEAST_LIKENESS)
     if not found:

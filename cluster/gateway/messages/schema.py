@@ -144,7 +144,7 @@ class MessagesPrompt:
 
 
 def own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without nulls in place of what is not taken here. Raises InvalidRequest for names of other
+    """The fields, without unsupported ones that are null. Raises InvalidRequest for names of other
     endpoints."""
     for name, reason in _REFUSED.items():
         if fields.get(name) is not None:

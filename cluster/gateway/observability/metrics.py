@@ -62,7 +62,8 @@ def merged(label: str, texts: Mapping[str, str]) -> str:
     """One text in Prometheus' format out of one a process, by its id, as `prometheus_client` writes them: each sample
     gets the label with that id, and each family appears once.
 
-    Lines stay as they are but for the label: to parse and write them anew takes a gateway's time, which streams need.
+    Only the label is added to lines: parsing and writing them would take time of the gateway's event loop, which
+    streams need.
     """
     comments: dict[str, dict[str, str]] = {}  # HELP and TYPE by family
     samples: dict[str, list[str]] = {}

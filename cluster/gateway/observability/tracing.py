@@ -76,7 +76,8 @@ class Tracing:
         return CallTrace(self._tracer, span, self.round_spans, wall_ns=wall_ns, arrived=arrived)
 
     def close(self) -> None:
-        """Send what is left, for some seconds at most: a collector that is away must hold up nobody's end."""
+        """Send the remaining spans, for at most _CLOSE_S seconds, so that an unreachable collector does not delay the
+        end."""
         closing = threading.Thread(target=self._provider.shutdown, name="close-tracing", daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
@@ -181,7 +182,7 @@ def open_tracing(config: ObservabilityConfig, version: str) -> Tracing | None:
 
 
 def _carrier(origin: CallOrigin) -> dict[str, str]:
-    """What a caller says of its own trace, as far as it is well-formed."""
+    """The well-formed trace headers of a caller."""
     parent, state = (origin.traceparent or "").strip(), origin.tracestate or ""
     if not _TRACEPARENT.fullmatch(parent):
         return {}
@@ -198,8 +199,8 @@ def _is_conversation(prompt: object) -> bool:
 def _attributes_of(
     call: GenerationCall, call_id: str, origin: CallOrigin, *, operation: str, model: str
 ) -> dict[str, Any]:
-    """By the semantic conventions; what they call opt-in (messages, instructions) is left out, and so are stop strings,
-    which are the client's text."""
+    """Attributes by the semantic conventions, without opt-in ones (messages, instructions) and stop strings, which
+    contain the client's text."""
     options = call.options
     sampling = options.sampling(seed=0)
     found: dict[str, Any] = {

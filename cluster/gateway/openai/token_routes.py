@@ -46,7 +46,7 @@ def add_token_routes(app: FastAPI, service: GenerationService, config: GatewayCo
 
     @app.get("/tokenizer_info", tags=["tokens"])
     async def get_tokenizer_info() -> Response:
-        """What clients need that count the model's tokens themselves."""
+        """Routes for clients that count the model's tokens."""
         return _json(service.codec.tokenizer_info())
 
 

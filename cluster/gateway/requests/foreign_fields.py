@@ -168,8 +168,8 @@ FOREIGN_FIELDS: dict[str, ForeignField] = {
 
 
 def without_foreign(fields: Mapping[str, Any], own: Container[str] = ()) -> dict[str, Any]:
-    """The fields that are not in the table. own: names that the endpoint implements, whatever the table says. Raises
-    InvalidRequest for a value that would change the answer."""
+    """The fields that are not in the table. own: names that the endpoint implements, even if they are in the table.
+    Raises InvalidRequest for a value that would change the answer."""
     kept = {}
     for name, value in fields.items():
         foreign = None if name in own else FOREIGN_FIELDS.get(name)

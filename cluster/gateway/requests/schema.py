@@ -78,7 +78,7 @@ TextContent = Annotated[Annotated[str, Tag(TEXT)] | Annotated[list[TextPart], Ta
 
 
 class Prediction(StrictFields):
-    """What the caller thinks will come out, as when known text is edited. It changes speed only."""
+    """Text that the caller expects in the answer, such as known text that is edited. It changes speed only."""
 
     type: Literal["content"]
     content: TextContent
@@ -163,7 +163,7 @@ def parse_json_object(data: bytes, field: str = "body") -> dict[str, Any]:
 def parse_fields(
     kind: type[BodyKind], fields: Mapping[str, Any], unknown: Literal["refuse", "ignore"] = "refuse"
 ) -> BodyKind:
-    """unknown: what happens to fields that nobody knows. Raises InvalidRequest."""
+    """unknown: how unknown fields are treated. Raises InvalidRequest."""
     fields = without_foreign(fields, kind.model_fields)
     try:
         return kind.model_validate(fields, extra="ignore" if unknown == "ignore" else None)
@@ -316,7 +316,7 @@ def _drafters(speculation: SpeculationFields) -> tuple[str, ...] | None:
 
 
 def _salt(salt: str | None) -> str:
-    """Its value is nobody else's business: errors do not show it."""
+    """Its value is secret: errors do not show it."""
     if salt is not None and len(salt) > MAX_SALT_CHARS:
         raise InvalidRequest("cache_salt", counted(len(salt), "character"), f"it must have at most {MAX_SALT_CHARS}")
     return salt or ""

@@ -1,4 +1,4 @@
-"""Parameters that nobody knows: what was probably meant."""
+"""Unknown parameters: which known one was probably meant."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class ResponsesBody(GenerationFields):
 
 
 def own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without nulls in place of what is not taken here. Raises InvalidRequest for fields that need a store,
+    """The fields, without unsupported ones that are null. Raises InvalidRequest for fields that need a store,
     and for names of other endpoints."""
     for name, reason in _REFUSED.items():
         if fields.get(name) is not None:

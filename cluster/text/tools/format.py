@@ -27,9 +27,9 @@ class ToolParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """A call with a mark of its own counts whatever its name is: an agent answers an unknown name with an error that
-    the model can act on, while a mark in the content ends its loop. A call without a mark (bare JSON) must name a
-    tool."""
+    """Reads and writes a model's tool calls. A call with a marker counts even if its name is unknown: the agent answers
+    an unknown name with an error that the model can act on, while a marker in the content would end the agent's loop. A
+    call without a marker (bare JSON) must name a tool."""
 
     @property
     def name(self) -> str: ...

@@ -149,7 +149,7 @@ def json_call(lark: Lark, tools: Sequence[Tool], before: str, after: str, argume
 
 
 def repeated(lark: Lark, call: str, separator: str, choice: ToolChoice, parallel: bool) -> str:
-    """Expression of as many calls as may be made. call, separator: expressions of one and of what is between two."""
+    """Expression of all allowed calls. call, separator: expressions of one call, and of the text between two."""
     lark.rule("call", call)
     return "call" if isinstance(choice, NamedFunction) or not parallel else f"call ({separator} call)*"
 

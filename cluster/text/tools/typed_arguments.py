@@ -70,7 +70,7 @@ def _value(text: str, allowed: frozenset[str]) -> str:
 
 
 def _cut_value(text: str, allowed: frozenset[str]) -> str:
-    """A value that the end of the answer has cut off: the beginning of what it may have become."""
+    """The beginning of a value that the end of the answer has cut off, as JSON text."""
     return _quoted(text)[:-1] if "string" in allowed else JsonScanner().scan(text.lstrip())[1]
 
 

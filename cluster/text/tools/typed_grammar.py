@@ -88,7 +88,7 @@ def _definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str
 
 
 def _place(reference: str) -> tuple[str, str]:
-    """($defs, x) of #/$defs/x and of what is within it."""
+    """("$defs", "x") for the reference #/$defs/x and references below it."""
     start, word, name, *_ = [*reference.split("/", 3), "", "", ""]
     return (word, unescaped(name)) if start == "#" else ("", "")
 

@@ -1,4 +1,4 @@
-{{/* What values.schema.json cannot say: two values that must agree. Each message names the values and the limit. */}}
+{{/* Checks that values.schema.json cannot express: values that must agree. Each message names the values and the limit. */}}
 {{- define "paceline.checks" -}}
 {{- $values := .Values -}}
 {{- $config := include "paceline.config" . | fromYaml -}}

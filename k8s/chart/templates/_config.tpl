@@ -1,7 +1,7 @@
-{{/* Paceline's configuration, and serveConfigV2, which hands it to Ray Serve. Ray ignores keys that it does not know, so
-nothing is written here that Ray and Paceline do not name. */}}
+{{/* Paceline's configuration, and serveConfigV2, which passes it to Ray Serve. Ray ignores unknown keys silently, so use
+only keys that Ray and Paceline define. */}}
 
-{{/* The configuration with what the chart knows. YAML, for fromYaml. */}}
+{{/* The configuration of the values, completed by the chart. YAML, for fromYaml. */}}
 {{- define "paceline.config" -}}
 {{- $name := include "paceline.fullname" . -}}
 {{- $cache := dict "url" (ternary (printf "redis://%s-cache:6379/0" $name) "none" .Values.cache.enabled) -}}
@@ -32,7 +32,7 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- toYaml $config -}}
 {{- end }}
 
-{{/* Whether there are draft workers of `draft`: a model, a number above 0, and a drafter that asks them. */}}
+{{/* Whether there are draft workers of `draft`: a model, a number above 0, and a drafter that uses them. */}}
 {{- define "paceline.firstDraft" -}}
 {{- $config := include "paceline.config" . | fromYaml -}}
 {{- $drafters := default (list "auto") (dig "speculation" "drafters" list $config) -}}
@@ -52,8 +52,8 @@ nothing is written here that Ray and Paceline do not name. */}}
 {{- if or .Values.cache.enabled (ne "none" (dig "cache" "url" "none" .Values.config)) }}{{ .Values.cache.existingSecret }}{{ end -}}
 {{- end }}
 
-{{/* CPUs that Ray schedules on a pod: dict root, group. One for each router and gateway, half of it for the one that
-takes its place in an upgrade; a rank each and their shell; a rank of a draft worker each. */}}
+{{/* CPUs that Ray schedules on a pod: dict root, group. Routers and gateways: one for each, half of which is for its
+replacement in an upgrade. Targets: one for each rank and one for the replica that owns them. Drafts: one for each rank. */}}
 {{- define "paceline.rayCpus" -}}
 {{- $config := include "paceline.config" .root | fromYaml -}}
 {{- if eq .group "router" -}}
@@ -74,7 +74,7 @@ takes its place in an upgrade; a rank each and their shell; a rank of a draft wo
 {{- toYaml (dict "pools" $pools) -}}
 {{- end }}
 
-{{/* Ranks that a draft pod holds: one for each GPU, without GPUs those of the largest worker. */}}
+{{/* Ranks that a draft pod holds: one for each GPU; without GPUs, the ranks of the largest worker. */}}
 {{- define "paceline.draftRanks" -}}
 {{- $most := 1 -}}
 {{- range (include "paceline.draftPools" . | fromYaml).pools }}{{ $most = max $most (int (default 1 .tensor_parallel)) }}{{ end -}}
@@ -98,8 +98,8 @@ takes its place in an upgrade; a rank each and their shell; a rank of a draft wo
   {{- end }}
 {{- end }}
 
-{{/* Bounds of a group's pods: dict root, group, and needed, for those that the configuration asks for whatever the group's
-own values say. YAML with min and max, for fromYaml. */}}
+{{/* Minimum and maximum number of a group's pods: dict root, group, needed. needed: ignore the group's values and return
+what the configuration requires. YAML with min and max, for fromYaml. */}}
 {{- define "paceline.bounds" -}}
 {{- $config := include "paceline.config" .root | fromYaml -}}
 {{- $group := get .root.Values .group -}}
@@ -153,10 +153,10 @@ applications:
   import_path: cluster.app:build
   args:
     {{- toYaml $config | nindent 4 }}
-  # A group's own resource is on each of its pods; replicas ask for a small part of it, and so land there.
+  # Each pod offers a custom resource named after its group. Replicas request a small part of it, so Ray places them there.
   deployments:
   - name: Gateway
-    # max_surge_percent: the new one starts before the old one ends, which then finishes its streams.
+    # max_surge_percent: the new replica starts before the old one ends, which then finishes its streams.
     max_surge_percent: 100
     graceful_shutdown_timeout_s: {{ $gateway.request_timeout_s }}
     ray_actor_options: {num_cpus: 0.5, resources: {router: 0.001}}
@@ -168,7 +168,7 @@ applications:
     max_surge_percent: 100
     {{- end }}
     ray_actor_options: {num_cpus: 0.1, resources: {target: 0.001}}
-    # The shell and its ranks, all in one pod.
+    # The replica and its ranks, all in one pod.
     placement_group_strategy: STRICT_PACK
     placement_group_bundles:
     - {CPU: 0.1, target: 0.001}
@@ -185,7 +185,7 @@ applications:
   {{- end }}
 {{- end }}
 
-{{/* Seconds until a pod with open streams is ended: what Serve's proxy waits, the longest stream, a margin. */}}
+{{/* Seconds until a pod with open streams is ended: the wait of Serve's proxy, the longest stream, and a margin. */}}
 {{- define "paceline.grace" -}}
 {{- $config := include "paceline.config" . | fromYaml -}}
 {{ add 30 (ceil $config.gateway.request_timeout_s | int) 20 }}

@@ -1,4 +1,4 @@
-{{/* Names, labels, numbers, and what every object and pod has in common. */}}
+{{/* Names, labels, numbers, and common parts of objects and pods. */}}
 
 {{- define "paceline.name" -}}
 {{ default .Chart.Name .Values.nameOverride }}
@@ -40,7 +40,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* Labels that choose the pods of a component: dict root, component. KubeRay leaves these two alone. */}}
+{{/* Labels that select the pods of a component: dict root, component. KubeRay does not change these two. */}}
 {{- define "paceline.selector" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
@@ -54,7 +54,7 @@ matchExpressions:
 - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
 {{- end }}
 
-{{/* Without the version of the chart: a new version alone must not make new pods. */}}
+{{/* Labels of pods. They omit the chart's version, so that a new version alone does not replace pods. */}}
 {{- define "paceline.podLabels" -}}
 app.kubernetes.io/name: {{ include "paceline.name" .root | quote }}
 {{ include "paceline.selector" . }}
@@ -100,8 +100,8 @@ annotations:
 {{- if hasSuffix "m" $text }}{{ trimSuffix "m" $text }}{{ else }}{{ mulf 1000 (include "paceline.number" $text | float64) }}{{ end -}}
 {{- end }}
 
-{{/* A quantity as Kubernetes itself writes it: 1Gi for 1024Mi, 500m for 0.5. The operator writes the RayService anew, and
-would own whatever is written otherwise: Helm's next upgrade would then be refused. */}}
+{{/* A quantity in Kubernetes' canonical form: 1Gi for 1024Mi, 500m for 0.5. The operator rewrites the RayService in this form
+and becomes the owner of every field that it changes, which would make Helm's next upgrade fail. */}}
 {{- define "paceline.canonical" -}}
 {{- $text := toString . -}}
 {{- $unit := regexFind "[A-Za-z]*$" $text -}}
@@ -125,7 +125,7 @@ would own whatever is written otherwise: Helm's next upgrade would then be refus
 {{- end -}}
 {{- end }}
 
-{{/* Whether a resource is a GPU, or a part or share of one, by the names that the vendors' device plugins have. */}}
+{{/* Whether a resource is a GPU, or a part or share of one, by the resource names of the vendors' device plugins. */}}
 {{- define "paceline.isGpu" -}}
 {{- if regexMatch "/(gpu|gpu\\.shared|mig-.*|i915|xe)$" . }}true{{ end -}}
 {{- end }}
@@ -148,7 +148,7 @@ would own whatever is written otherwise: Helm's next upgrade would then be refus
 {{- toYaml $kept -}}
 {{- end }}
 
-{{/* Of items with the same key, the last: dict items, key. YAML, for fromYamlArray. */}}
+{{/* The items, with only the last of those that have the same key: dict items, key. YAML, for fromYamlArray. */}}
 {{- define "paceline.lastOfEach" -}}
 {{- $last := dict -}}
 {{- range $index, $item := .items }}{{ $_ := set $last (get $item $.key) $index }}{{ end -}}
@@ -160,7 +160,7 @@ would own whatever is written otherwise: Helm's next upgrade would then be refus
 {{- end }}
 
 {{/* Settings of a pod: dict root, group (one of head, router, target, draft, cache, gcs). Lists of `pods` come first;
-keys and named items of the group count more. YAML, for fromYaml. */}}
+keys and named items of the group take precedence. YAML, for fromYaml. */}}
 {{- define "paceline.podSettings" -}}
 {{- $common := .root.Values.pods -}}
 {{- $own := default dict (get .root.Values .group) -}}
@@ -177,7 +177,7 @@ keys and named items of the group count more. YAML, for fromYaml. */}}
 {{- toYaml $settings -}}
 {{- end }}
 
-{{/* The part of a pod's specification that says where and as whom it runs: dict root, settings, priorityClass. */}}
+{{/* Scheduling, user and security context of a pod: dict root, settings, priorityClass. */}}
 {{- define "paceline.placement" -}}
 securityContext:
   {{- toYaml .settings.securityContext | nindent 2 }}

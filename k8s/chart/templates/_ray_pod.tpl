@@ -1,5 +1,5 @@
-{{/* The pod template of a Ray group: dict root, group (head, router, target, draft). KubeRay finds Ray in the first
-container, and adds what starts it. */}}
+{{/* The pod template of a Ray group: dict root, group (head, router, target, draft). KubeRay adds the command
+that starts Ray to the first container. */}}
 
 {{- define "paceline.rayPod" -}}
 {{- $root := .root -}}
@@ -22,16 +22,16 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  {{- /* None of the head: KubeRay's job that removes Ray's state is made of its template, after an uninstallation has
-  removed the classes. */}}
+  {{- /* The head has no class: KubeRay creates the job that removes Ray's state from the head's template, and an
+  uninstallation has removed the classes by then. */}}
   {{- $class := "" }}
   {{- if and $values.priorityClasses.enabled (not $isHead) }}
   {{- $class = include "paceline.priorityClass" (dict "root" $root "name" (ternary "draft" "serving" (eq $group "draft"))) }}
   {{- end }}
   {{- include "paceline.placement" (dict "root" $root "settings" $settings "priorityClass" $class) | nindent 2 }}
-  restartPolicy: Never  # as the autoscaler wants it; KubeRay makes a new pod
+  restartPolicy: Never  # the autoscaler requires it; KubeRay creates a new pod
   {{- if $isHead }}
-  # The autoscaler beside Ray asks Kubernetes for pods. KubeRay makes the account and its rights.
+  # The autoscaler container requests pods from Kubernetes. KubeRay creates its account and rights.
   automountServiceAccountToken: {{ $values.autoscaler.enabled }}
   {{- else }}
   automountServiceAccountToken: false
@@ -45,7 +45,7 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- if $spread }}
-    # Two targets on one node would be lost together; routers go over zones where there are some.
+    # Targets go to different nodes, so that they are not lost together. Routers go to different zones.
     - maxSkew: 1
       topologyKey: {{ ternary "kubernetes.io/hostname" "topology.kubernetes.io/zone" (eq $group "target") }}
       whenUnsatisfiable: {{ ternary "DoNotSchedule" "ScheduleAnyway" (eq $group "target") }}
@@ -77,7 +77,7 @@ spec:
         - {name: gcs, containerPort: 6379, protocol: TCP}
         - {name: dashboard, containerPort: 8265, protocol: TCP}
         - {name: client, containerPort: 10001, protocol: TCP}
-        # KubeRay makes its own service of the head's ports with such names; without one the RayService is never ready.
+        # KubeRay creates its serve service from ports with these names; without one the RayService never becomes ready.
         - {name: serve, containerPort: {{ $config.gateway.http_port }}, protocol: TCP}
         - {name: serve-grpc, containerPort: {{ $config.gateway.grpc_port }}, protocol: TCP}
         {{- else }}
@@ -115,7 +115,7 @@ spec:
     {{- include "paceline.lastOfEach" (dict "items" (concat $volumes (default list $settings.volumes)) "key" "name") | nindent 4 }}
 {{- end }}
 
-{{/* Volumes and where they are; those of the values with the same name or place count more. */}}
+{{/* Volumes and mounts. Those of the values replace those with the same name or path. */}}
 {{- define "paceline.ownMounts" -}}
 - {name: scratch, mountPath: /tmp}
 - {name: shm, mountPath: /dev/shm}
@@ -140,7 +140,7 @@ spec:
     readOnly: true
     {{- end }}
 {{- with .root.Values.tenants.existingSecret }}
-# The whole directory, so that a changed registry is seen; a subPath would never change.
+# The whole directory is mounted, so that a changed registry becomes visible; a subPath mount is never updated.
 - name: tenants
   secret: {secretName: {{ . | quote }}, defaultMode: 288}  # 0440
 {{- end }}
@@ -150,7 +150,8 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* What is written goes below /tmp: the root file system is read-only. Ray's processes log to the container's output. */}}
+{{/* Environment variables. All writes go below /tmp, because the root file system is read-only. Ray's processes log to the
+container's output. */}}
 {{- define "paceline.environment" -}}
 {{- $own := include "paceline.ownEnvironment" .root | fromYamlArray -}}
 {{- include "paceline.lastOfEach" (dict "items" (concat $own .settings.env) "key" "name") -}}
@@ -185,7 +186,7 @@ spec:
 - {name: PYTHONDONTWRITEBYTECODE, value: "1"}
 {{- end }}
 
-{{/* Resources with room for /tmp on the node's disk, if `scratch` says how much. */}}
+{{/* Resources, with ephemeral storage for /tmp if `scratch` is set. */}}
 {{- define "paceline.resources" -}}
 {{- $resources := deepCopy .resources -}}
 {{- range $kind := list "requests" "limits" -}}
@@ -197,7 +198,7 @@ spec:
 {{- toYaml $resources -}}
 {{- end }}
 
-{{/* An init container that fills the models' volume; whoever comes later finds it done. */}}
+{{/* An init container that fills the models' volume. It does nothing if another pod has filled it. */}}
 {{- define "paceline.preparation" -}}
 - name: {{ .name }}
   image: {{ include "paceline.image" .root | quote }}
@@ -221,8 +222,8 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* A pod lives as long as its raylet. Whether gateways, routers, targets and drafts get on is Serve's health check,
-which starts anew what stands still and not its neighbours. A router's pod is ready when its gateway says so. */}}
+{{/* Probes. Liveness checks only the raylet: Serve's health check watches gateways, routers, targets and draft workers, and
+restarts a stopped replica without its neighbours. A router pod is ready when its gateway reports it. */}}
 {{- define "paceline.probes" -}}
 {{- $raylet := dict "httpGet" (dict "path" "/api/local_raylet_healthz" "port" 52365) -}}
 {{- $gcs := dict "httpGet" (dict "path" "/api/gcs_healthz" "port" 8265) -}}

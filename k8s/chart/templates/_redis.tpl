@@ -1,5 +1,5 @@
 {{/* A Redis role: dict root, role (cache, gcs), settings, memory, clients (components that reach it). Both run the server
-that the image brings. */}}
+of Paceline's image. */}}
 
 {{- define "paceline.redis" -}}
 {{- $root := .root -}}
@@ -67,7 +67,7 @@ spec:
         - name: valkey
           image: {{ include "paceline.image" $root | quote }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-          # The password is in no command line: it is added to a copy of the settings that only this user reads.
+          # The password is not passed on the command line, but in a copy of the settings that only this user can read.
           command:
             - bash
             - -c

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.draft_tree import ancestor_mask, depths_of
+from actors.draft_tree import depths_of
 from actors.engine.batch import PackedBatch, SequenceRows, pack
 from actors.engine.block_pool import BlockPool
 from actors.engine.sequence import Sequence
@@ -39,6 +39,15 @@ def slot_positions(part: SequenceRows) -> np.ndarray:
     """int64 [context]: positions of a sequence's committed tokens and draft nodes."""
     known = part.sequence.num_computed + part.count
     return np.append(np.arange(known), known - 1 + depths_of(part.tree_parents))
+
+
+def ancestor_mask(parents: np.ndarray) -> np.ndarray:
+    """bool [n, n]: row i is true at node i itself and at each of its ancestors."""
+    mask = np.eye(len(parents), dtype=bool)
+    for index, parent in enumerate(parents):
+        if parent >= 0:
+            mask[index] |= mask[parent]
+    return mask
 
 
 def forest_of(parts: list[tuple[int, int, list[int], int]], block_size: int = 4) -> Forest:
