@@ -1,8 +1,8 @@
-"""The proxy's end of the Unix sockets on which gateways of its node answer HTTP.
+"""The proxy's end of the sockets on which gateways of its node answer HTTP.
 
-Serve (Ray 2.60) passes a chunk of an answer through two threads and a gRPC message, which costs gateway and proxy more
-than all other work on it. So a proxy sends a call to a gateway of its node over a Unix socket, as two frames of
-`FrameStream`: head and body. Serve still tells which gateways run, and carries the calls if this node has none.
+Serve (Ray 2.60) takes a chunk of an answer through two threads and a gRPC message, which costs gateway and proxy more
+than all that they do with it. So a proxy asks a gateway of its own node over a Unix socket: the call as two messages of
+`FrameStream`, a head and a body each. Serve still tells which gateways run, and carries calls where none is here.
 """
 
 from __future__ import annotations
