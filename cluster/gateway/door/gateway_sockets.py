@@ -4,9 +4,9 @@ Serve (Ray 2.60) passes a chunk of an answer through two threads and a gRPC mess
 than all other work on it. So a proxy sends a call to a gateway of its node over a Unix socket, as two frames of
 `FrameStream`: head and body. Serve still tells which gateways run, and carries the calls if this node has none.
 
-A Unix socket also connects to a process that hangs. So the gateway first confirms that it takes the call. A gateway that
-does not confirm in time gets no calls until it does. gRPC calls go through Serve; before one, the proxy asks each gateway
-of the node for a confirmation without a call, unless it has just answered.
+A Unix socket also connects to a process that hangs. So the gateway first confirms that it takes the call. One that does
+not confirm in time gets no calls until it does. gRPC calls go through Serve: before one, the proxy asks each gateway of
+the node for a confirmation, unless it has just answered.
 """
 
 from __future__ import annotations
