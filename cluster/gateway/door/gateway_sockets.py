@@ -35,10 +35,12 @@ logger = logging.getLogger(__name__)
 _through_serve = proxy.HTTPProxy.send_request_to_replica
 _grpc_through_serve = proxy.gRPCProxy.send_request_to_replica
 _TAKEN_WITHIN_S = 1.0  # a call by a gateway; the next one is asked then
+_NUM_WAITS = 4  # parts of that time: if this process is held up, only one of them passes
 _HEARD_FOR_S = 0.1  # from a gateway, before gRPC calls ask it again
 _open_calls: Counter[str] = Counter()  # of this proxy, by gateway
 _silent: dict[str, asyncio.Task[None]] = {}  # gateways that have not taken a call in time, and who waits for them
 _heard_at: dict[str, float] = {}  # gateways, and when they last answered `_ask`
+_asking: dict[str, asyncio.Task[None]] = {}  # gateways that are being asked: calls at the same time share the answer
 
 
 def socket_path(replica_id: str) -> Path:
@@ -59,6 +61,7 @@ async def send_request(
     if proxy_request.request_type == "http":
         found = await _connect(_gateways_here(handle, self._node_id))
     if found is None:
+        _forget_queues_of_hanging(handle)
         answer = _through_serve(self, request_id, internal_request_id, handle, proxy_request, app_is_cross_language)
     else:
         timeout_s = _time_limit_s(proxy_request.headers, self.request_timeout_s)
@@ -85,19 +88,31 @@ async def send_grpc_request(
 
 
 async def _pass_by_hanging(handle: Any, node_id: str) -> None:
-    """Have Serve forget how many calls the hanging gateways of the node have: it asks them, and they do not answer."""
     now = asyncio.get_running_loop().time()
     here = _gateways_here(handle, node_id)
     unheard = [id for id in here if now - _heard_at.get(id, -math.inf) > _HEARD_FOR_S]
     if unheard:
         for id in _heard_at.keys() - here:  # gone
             del _heard_at[id]
-        await asyncio.gather(*map(_ask, unheard))
-    if _silent:
-        router = handle._router._asyncio_router._request_router
-        for replica in list(router.curr_replicas.values()):
-            if replica.replica_id.unique_id in _silent:
-                router.on_replica_actor_unavailable(replica.replica_id)
+        await asyncio.wait([_answer_to_asking(id) for id in unheard])
+    _forget_queues_of_hanging(handle)
+
+
+def _forget_queues_of_hanging(handle: Any) -> None:
+    """Have Serve forget how many calls the hanging gateways of the node have: it asks them, and they do not answer."""
+    router = handle._router._asyncio_router._request_router
+    if not _silent or router is None:
+        return
+    for replica in list(router.curr_replicas.values()):
+        if replica.replica_id.unique_id in _silent:
+            router.on_replica_actor_unavailable(replica.replica_id)
+
+
+def _answer_to_asking(gateway: str) -> asyncio.Task[None]:
+    if gateway not in _asking:
+        _asking[gateway] = asyncio.create_task(_ask(gateway))
+        _asking[gateway].add_done_callback(lambda _: _asking.pop(gateway))
+    return _asking[gateway]
 
 
 async def _ask(gateway: str) -> None:
@@ -147,32 +162,26 @@ async def _connect(gateways: list[str]) -> tuple[str, FrameStream] | None:
 
 async def _takes(gateway: str, stream: FrameStream) -> bool:
     """Whether the gateway takes the call in time. Raises ConnectionResetError."""
-    taken = asyncio.create_task(_taken(stream))
     try:
-        await asyncio.wait([taken], timeout=_TAKEN_WITHIN_S)
+        for _ in range(_NUM_WAITS):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TAKEN_WITHIN_S / _NUM_WAITS):
+                    await stream.frame()
+                return True
     except BaseException:
-        taken.cancel()
         stream.abort()
         raise
-    if taken.done():
-        taken.result()
-        return True
-    if gateway not in _silent:
-        logger.warning("gateway %s hangs: calls go to others", gateway)
-        _silent[gateway] = asyncio.create_task(_await_return(gateway, stream, taken))
-    else:
-        taken.cancel()
+    if gateway in _silent:
         stream.abort()
+    else:
+        logger.warning("gateway %s hangs: calls go to others", gateway)
+        _silent[gateway] = asyncio.create_task(_await_return(gateway, stream))
     return False
 
 
-async def _taken(stream: FrameStream) -> None:
-    await stream.frame()
-
-
-async def _await_return(gateway: str, stream: FrameStream, taken: asyncio.Task[None]) -> None:
+async def _await_return(gateway: str, stream: FrameStream) -> None:
     try:
-        await taken
+        await stream.frame()
     except ConnectionResetError:
         return  # it is gone
     finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 
@@ -37,7 +38,16 @@ def handle_of(*replicas):
     return SimpleNamespace(_router=SimpleNamespace(_asyncio_router=router))
 
 
+def note_forgotten(handle):
+    """The gateways whose queues Serve is to forget from now on."""
+    forgotten = []
+    router = handle._router._asyncio_router._request_router
+    router.on_replica_actor_unavailable = lambda id: forgotten.append(id.unique_id)
+    return forgotten
+
+
 HERE = handle_of(("here", "a"))
+UNHEARD = SimpleNamespace(_router=SimpleNamespace(_asyncio_router=SimpleNamespace(_request_router=None)))
 
 
 class Client:
@@ -349,10 +359,40 @@ async def test_serve_carries_a_call_that_no_gateway_of_the_node_takes_in_time(mo
     monkeypatch.setattr(gateway_sockets, "_through_serve", through_serve)
     monkeypatch.setattr(gateway_sockets, "_TAKEN_WITHIN_S", 0.05)
     hanging = Hanging("here")
+    handle = handle_of(("here", "a"), ("elsewhere", "b"))
+    forgotten = note_forgotten(handle)
     for _ in range(2):
-        assert (await whole(asked(Client())))[2].code == "through Serve"
+        assert (await whole(asked(Client(), handle)))[2].code == "through Serve"
+    assert forgotten == ["here", "here"]
+    assert (await whole(asked(Client(), UNHEARD)))[2].code == "through Serve"
     hanging.die()
     await until(lambda: not gateway_sockets._silent)
+
+
+def test_a_proxy_that_is_held_up_does_not_take_its_gateway_to_hang(monkeypatch):
+    uvloop = pytest.importorskip("uvloop")
+    monkeypatch.setattr(gateway_sockets, "_TAKEN_WITHIN_S", 0.2)
+
+    class HoldingUp(asyncio.Protocol):
+        def data_received(self, data):
+            time.sleep(0.3)
+
+    async def ask():
+        loop = asyncio.get_running_loop()
+        hanging = Hanging("here")
+        mine, others = socket.socketpair()
+        transport, _ = await loop.create_connection(HoldingUp, sock=mine)
+        call = asyncio.create_task(whole(asked(Client(b"z"), headers=[(b"x", b"5")])))
+        await asyncio.sleep(0.02)
+        listener = await hanging.go_on(echo)
+        others.send(b"!")
+        start, body, _ = await call
+        assert (start["status"], body, gateway_sockets._silent) == (201, b"z", {})
+        transport.abort()
+        others.close()
+        await listener.close()
+
+    uvloop.run(ask())  # as in Ray's actors: timers that are due come before data that has arrived
 
 
 async def test_serve_forgets_what_it_knows_of_a_gateway_that_hangs_before_it_carries_a_grpc_call(monkeypatch):
@@ -362,23 +402,53 @@ async def test_serve_forgets_what_it_knows_of_a_gateway_that_hangs_before_it_car
     monkeypatch.setattr(gateway_sockets, "_grpc_through_serve", through_serve)
     monkeypatch.setattr(gateway_sockets, "_TAKEN_WITHIN_S", 0.2)
     monkeypatch.setattr(gateway_sockets, "_HEARD_FOR_S", 0.0)
-    forgotten = []
     both = handle_of(("hangs", "a"), ("works", "a"), ("elsewhere", "b"))
-    both._router._asyncio_router._request_router.on_replica_actor_unavailable = lambda id: forgotten.append(
-        id.unique_id
-    )
+    forgotten = note_forgotten(both)
     proxy = SimpleNamespace(_node_id="a")
 
-    async def ask():
-        return [one async for one in gateway_sockets.send_grpc_request(proxy, "id", "id", both, None)]
+    async def ask(handle=both):
+        return [one async for one in gateway_sockets.send_grpc_request(proxy, "id", "id", handle, None)]
 
     hanging = Hanging("hangs")
     async with gateway(echo, "works") as listener:
         assert await ask() == [["hangs"]]
         assert await ask() == [["hangs", "hangs"]]
+        assert await ask(UNHEARD) == [["hangs", "hangs"]]
         await until(lambda: not listener._calls)
         gone_on = await hanging.go_on(echo)
         await until(lambda: not gateway_sockets._silent)
         assert await ask() == [["hangs", "hangs"]]
         await gone_on.close()
     assert not gateway_sockets._open_calls
+
+
+async def test_grpc_calls_at_the_same_time_ask_a_gateway_once(monkeypatch):
+    async def through_serve(self, request_id, internal_id, handle, request, is_java):
+        yield "answer"
+
+    monkeypatch.setattr(gateway_sockets, "_grpc_through_serve", through_serve)
+    monkeypatch.setattr(gateway_sockets, "_HEARD_FOR_S", 0.0)
+    proxy = SimpleNamespace(_node_id="a")
+
+    async def ask():
+        return [one async for one in gateway_sockets.send_grpc_request(proxy, "id", "id", HERE, None)]
+
+    async with gateway(echo) as listener:
+        num_asked = 0
+        begin = listener._begin
+
+        def count(stream):
+            nonlocal num_asked
+            num_asked += 1
+            begin(stream)
+
+        monkeypatch.setattr(listener, "_begin", count)
+        listener._server.close()
+        await listener.open()
+        calls = [asyncio.create_task(ask()) for _ in range(100)]
+        await asyncio.sleep(0)
+        calls[0].cancel()  # the others do not depend on it
+        assert await asyncio.gather(*calls[1:]) == [["answer"]] * 99
+        await until(lambda: not listener._calls)
+        assert num_asked == 1
+    assert not gateway_sockets._asking
