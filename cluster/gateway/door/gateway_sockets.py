@@ -103,9 +103,10 @@ def _forget_queues_of_hanging(handle: Any) -> None:
     router = handle._router._asyncio_router._request_router
     if not _silent or router is None:
         return
+    loop = handle._router._asyncio_router._event_loop  # in a thread of its own, which alone may change what it knows
     for replica in list(router.curr_replicas.values()):
         if replica.replica_id.unique_id in _silent:
-            router.on_replica_actor_unavailable(replica.replica_id)
+            loop.call_soon_threadsafe(router.on_replica_actor_unavailable, replica.replica_id)
 
 
 def _answer_to_asking(gateway: str) -> asyncio.Task[None]:

@@ -40,9 +40,20 @@ def handle_of(*replicas):
 
 def note_forgotten(handle):
     """The gateways whose queues Serve is to forget from now on."""
-    forgotten = []
-    router = handle._router._asyncio_router._request_router
-    router.on_replica_actor_unavailable = lambda id: forgotten.append(id.unique_id)
+    forgotten, on_its_loop = [], []
+    router = handle._router._asyncio_router
+
+    def call_soon_threadsafe(call, *arguments):
+        on_its_loop.append(call)
+        call(*arguments)
+        on_its_loop.pop()
+
+    def on_replica_actor_unavailable(id):
+        assert on_its_loop
+        forgotten.append(id.unique_id)
+
+    router._event_loop = SimpleNamespace(call_soon_threadsafe=call_soon_threadsafe)
+    router._request_router.on_replica_actor_unavailable = on_replica_actor_unavailable
     return forgotten
 
 
