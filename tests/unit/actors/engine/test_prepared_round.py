@@ -48,8 +48,8 @@ def model() -> torch.nn.Module:
 def random_tree(rng: np.random.Generator, most: int) -> DraftTree:
     """Siblings differ, and probabilities never rise from parent to child."""
     tokens, parents, confidence = [], [], []
-    for node in range(int(rng.integers(0, most + 1))):
-        parent = int(rng.integers(-1, node))
+    for _ in range(int(rng.integers(0, most + 1))):
+        parent = int(rng.integers(-1, len(tokens)))
         taken = {token for token, other in zip(tokens, parents, strict=True) if other == parent}
         free = sorted(set(range(VOCAB)) - taken)
         if free:
