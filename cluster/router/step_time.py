@@ -44,12 +44,16 @@ class _Tier:
         """Add a measurement. True if the tier's point has moved enough to rebuild the curve."""
         self.rows.append(rows)
         self.seconds.append(seconds)
-        # The median; of one or two samples the smaller, because a first forward of a shape may have compiled or
-        # allocated something.
+        # The median; of one or two samples the smaller with its own rows, because a first forward of a shape may have
+        # compiled or allocated something.
         count = len(self.seconds)
         ordered = sorted(self.seconds)
-        typical = ordered[0] if count < 3 else ordered[count // 2]
-        mean_rows = sum(self.rows) / count
+        if count < 3:
+            typical = ordered[0]
+            mean_rows = float(self.rows[self.seconds.index(typical)])
+        else:
+            typical = ordered[count // 2]
+            mean_rows = sum(self.rows) / count
         is_settled = count == _SAMPLES_PER_TIER  # before that, each measurement takes weight from the profile
         if (
             is_settled
@@ -76,7 +80,7 @@ class StepTimeCurve:
     slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows, seconds)` stand
     for tiers without measurements, and count as two in the others up to the profile's largest: a slow forward or two in
     a tier that few rounds come to must not keep the planner away from it for good. They are scaled by the ratio of
-    measurement to profile in the nearest tier that has several measurements, because rounds are slower than the
+    measurement to profile in the nearest of its tiers that has several measurements, because rounds are slower than the
     profile's short contexts.
 
     A target may pad a forward to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a row
@@ -172,7 +176,8 @@ class StepTimeCurve:
 
     def _reconcile_with_profile(self, points: dict[int, tuple[float, float]], weights: dict[int, float]) -> None:
         """Draw the points of measured tiers to the profile, and add its own for the others."""
-        slower = {index: seconds / self._profiled(rows) for index, (rows, seconds) in points.items()}
+        last = max(rows for rows, _ in self._profile.values())  # beyond, the profile is a guess
+        slower = {index: seconds / self._profiled(rows) for index, (rows, seconds) in points.items() if rows <= last}
         well_known = {
             index: ratio for index, ratio in slower.items() if len(self._tiers[index].seconds) >= _SAMPLES_OF_PACE
         }
@@ -183,7 +188,7 @@ class StepTimeCurve:
 
         for index, tier in self._tiers.items():
             rows, _ = points[index]
-            if well_known and rows <= max(rows for rows, _ in self._profile.values()):
+            if well_known and rows <= last:
                 points[index] = rows, tier.typical_with(expected(index, rows, well_known))
         for index, (rows, _) in self._profile.items():
             if index not in self._tiers:

@@ -143,6 +143,24 @@ def test_rounds_slower_than_the_profile_leave_its_slope():
     assert curve.seconds(32) == pytest.approx(0.2 * 28 / 15)
 
 
+def test_rows_beyond_the_profile_do_not_say_how_right_it_is():
+    profile = [(1, 0.02), (64, 0.0263)]  # half a percent more for each row, less than is assumed of unknown rows
+    curve = StepTimeCurve(profile)
+    for _ in range(5):
+        curve.observe(200, 0.0399)
+        curve.times(1, 200)  # as each round asks for them
+    assert curve.seconds(16) == pytest.approx(0.0215)
+    assert curve.seconds(64) == pytest.approx(0.0263)
+
+
+def test_of_two_forwards_of_a_tier_the_faster_counts_with_its_own_rows():
+    curve = StepTimeCurve([(1, 0.034), (64, 0.286)])
+    curve.observe(96, 0.414)
+    curve.observe(80, 0.35)
+    assert curve.seconds(80) == pytest.approx(0.35)
+    assert curve.seconds(72) == pytest.approx(0.318)
+
+
 def test_a_slow_forward_or_two_of_a_rare_number_of_rows_do_not_make_it_dear_for_good():
     curve = StepTimeCurve([(1, 0.05), (4, 0.06), (8, 0.09), (16, 0.15)])
     for _ in range(20):
