@@ -8,6 +8,7 @@ import itertools
 import msgspec
 import pytest
 from ray import serve
+from ray.serve._private.request_router.request_router import RequestRouter
 
 from actors.errors import ObjectiveUnreachable
 from actors.messages import GenerationRequest, Refusal
@@ -43,7 +44,9 @@ def routers(ray_here, ports, tmp_path_factory):
             "cache": {"url": "none"},
         }
     )
-    with deployed(config):
+    with pytest.MonkeyPatch.context() as patch, deployed(config):
+        # A busy router may say late how many requests it has: by default Serve gives the request to another one then.
+        patch.setattr(RequestRouter, "queue_len_response_deadline_s", 10.0)
         yield serve.get_deployment_handle("Router", APPLICATION)
 
 
