@@ -189,7 +189,7 @@ def gateway_application(
         max_queued_requests=MAX_QUEUED_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=UNAVAILABLE_RETRY_AFTER_S),
         health_check_period_s=1.0,  # a lost gateway is soon replaced
-        health_check_timeout_s=10.0,  # three times, and one that hangs is
+        health_check_timeout_s=10.0,  # a stopped one is replaced after three checks
         graceful_shutdown_wait_loop_s=0.5,  # proxies hear at once that a replica goes
         graceful_shutdown_timeout_s=min(_DRAIN_S, config.request_timeout_s),
         ray_actor_options={"num_cpus": 0.1},

@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 _through_serve = proxy.HTTPProxy.send_request_to_replica
 _grpc_through_serve = proxy.gRPCProxy.send_request_to_replica
-_TAKEN_WITHIN_S = 1.0  # a call by a gateway; the next one is asked then
+_TAKEN_WITHIN_S = 1.0  # limit for a gateway to confirm a call; then the next gateway is asked
 _NUM_WAITS = 4  # parts of that time: if this process is held up, only one of them passes
 _HEARD_FOR_S = 0.1  # from a gateway, before gRPC calls ask it again
 _open_calls: Counter[str] = Counter()  # of this proxy, by gateway
-_silent: dict[str, asyncio.Task[None]] = {}  # gateways that have not taken a call in time, and who waits for them
+_silent: dict[str, asyncio.Task[None]] = {}  # gateways that have not confirmed a call in time, and the tasks that wait for them
 _heard_at: dict[str, float] = {}  # gateways, and when they last answered `_ask`
 _asking: dict[str, asyncio.Task[None]] = {}  # gateways that are being asked: calls at the same time share the answer
 
@@ -162,7 +162,7 @@ async def _connect(gateways: list[str]) -> tuple[str, FrameStream] | None:
 
 
 async def _takes(gateway: str, stream: FrameStream) -> bool:
-    """Whether the gateway takes the call in time. Raises ConnectionResetError."""
+    """Whether the gateway confirms the call in time. Raises ConnectionResetError if it is gone."""
     try:
         for _ in range(_NUM_WAITS):
             with contextlib.suppress(TimeoutError):

@@ -60,7 +60,7 @@ class SocketListener:
 
     async def _call(self, stream: FrameStream, exchange: _Exchange) -> None:
         try:
-            await stream.send(b"")  # the call is taken
+            await stream.send(b"")  # confirms that the call is taken
             await self._app(_scope_of(await stream.frame()), exchange.receive, exchange.send)
         except ConnectionResetError:
             return  # nobody waits for it
