@@ -38,7 +38,7 @@ _TAKEN_WITHIN_S = 1.0  # limit for a gateway to confirm a call; then the next ga
 _NUM_WAITS = 4  # parts of that time: if this process is held up, only one of them passes
 _HEARD_FOR_S = 0.1  # from a gateway, before gRPC calls ask it again
 _open_calls: Counter[str] = Counter()  # of this proxy, by gateway
-_silent: dict[str, asyncio.Task[None]] = {}  # gateways that have not confirmed a call in time, and the tasks that wait for them
+_silent: dict[str, asyncio.Task[None]] = {}  # gateways that have not confirmed in time, and who waits for them
 _heard_at: dict[str, float] = {}  # gateways, and when they last answered `_ask`
 _asking: dict[str, asyncio.Task[None]] = {}  # gateways that are being asked: calls at the same time share the answer
 
