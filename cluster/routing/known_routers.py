@@ -149,7 +149,7 @@ class KnownRouters:
         holders: Sequence[str] = []
         middle = 0
         while begin < end:
-            found = self._holders(holders if begin else routers, blocks[middle])
+            found = self._holders(holders, blocks[middle]) if begin else self._all_holders(routers, blocks[middle])
             if found:
                 holders, begin = found, middle + 1
             elif not begin:
@@ -161,7 +161,15 @@ class KnownRouters:
 
     def _holders(self, routers: Sequence[str], block: int) -> Sequence[str]:
         known = self._routers
-        return [one for one in routers if one in known and block in known[one].warm]
+        return [one for one in routers if block in known[one].warm]
+
+    def _all_holders(self, routers: Sequence[str], block: int) -> Sequence[str]:
+        """Few of many, mostly: they are looked for among all that are known."""
+        among = [one for one, known in self._routers.items() if block in known.warm]
+        if not among:
+            return among
+        eligible = set(routers)
+        return [one for one in among if one in eligible]
 
     def _coming(self, router_id: str, known: HeardRouter) -> Coming:
         """What went there since its last news."""
