@@ -116,7 +116,7 @@ def test_greedy_answers_are_those_of_transformers(dirs, kind):
         check_integrity(local.target)
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize("kind", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
 def test_a_seed_has_one_answer_whatever_drafts_there_are(dirs, kind):
     plain = engine(dirs[kind], batch_size=1)
     wanted = plain.generate(PROMPTS, max_new_tokens=NEW_TOKENS, **SAMPLED)
