@@ -41,6 +41,7 @@ _OUTPUT = 8  # tokens of an answer
 _TOLERANCE = 1e-3  # allowed difference of two logits, relative to the spread of the row
 _GREEDY = SamplingParams(seed=1, temperature=0.0)
 _Tree = tuple[list[int], list[int]]  # tokens and parents
+_Parts = tuple[list[int], list[int]]  # prompt and output
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def check_architecture(config: PretrainedConfig) -> ModelCheck:
 
 
 class _Reference:
-    """The unpatched model, without a cache: a whole text at a time."""
+    """The unpatched model, without a cache: whole texts."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = copy.deepcopy(model)
@@ -111,12 +112,25 @@ class _Reference:
         ).logits[0]
         return self._start.constrain(logits, is_first=True)
 
-    def answer(self, prompt: Sequences[int], count: int) -> list[int]:
-        """`count` tokens by greedy decoding."""
-        output: list[int] = []
+    @torch.inference_mode()
+    def logits_of(self, texts: Sequences[_Parts]) -> list[torch.Tensor]:
+        """`logits` of each. One forward without an encoder: texts are padded at their ends, where no row sees it."""
+        if self._start is not None:
+            return [self.logits(*text) for text in texts]
+        whole = [[*prompt, *output] for prompt, output in texts]
+        longest = max(map(len, whole))
+        padded = torch.tensor([text + text[-1:] * (longest - len(text)) for text in whole])
+        logits = self._model(input_ids=padded, use_cache=False).logits
+        return [rows[: len(text)] for rows, text in zip(logits, whole, strict=True)]
+
+    def answers(self, prompts: Sequences[list[int]], count: int) -> list[list[int]]:
+        """`count` tokens of each by greedy decoding."""
+        outputs: list[list[int]] = [[] for _ in prompts]
         for _ in range(count):
-            output.append(int(self.logits(prompt, output)[-1].argmax()))
-        return output
+            logits = self.logits_of(list(zip(prompts, outputs, strict=True)))
+            for output, rows in zip(outputs, logits, strict=True):
+                output.append(int(rows[-1].argmax()))
+        return outputs
 
 
 def _prompts() -> list[list[int]]:
@@ -128,8 +142,9 @@ def _prompts() -> list[list[int]]:
 
 def _difference(model: PreTrainedModel, reference: _Reference) -> str | None:
     """What the engine computes otherwise, or None. Raises ModelError for a model that the engine refuses."""
-    bytes_per_token = kv_bytes_per_token(copy.deepcopy(model))
-    runner = make_runner(copy.deepcopy(model), _NUM_BLOCKS * _BLOCK_SIZE)
+    tried = copy.deepcopy(model)
+    bytes_per_token = kv_bytes_per_token(tried)
+    runner = make_runner(tried, _NUM_BLOCKS * _BLOCK_SIZE)
     kv = runner.kv
     if kv.num_slots and kv.num_bytes != (kv.num_slots + 1) * bytes_per_token:
         return (
@@ -176,20 +191,31 @@ class _Text:
         self.sequence.extend(np.array(prompt + self.output, np.int32))
         self.sequence.reserve(self.sequence.length + 8)
 
-    def expected(self, reference: _Reference, end: int, tree: _Tree) -> torch.Tensor:
-        """Logits after the first `end` tokens and after each node: [all rows before them and these, vocab]."""
+    def first(self, end: int) -> _Parts:
+        """The first `end` tokens."""
         text = (self.prompt + self.output)[:end]
-        prompt, output = text[: len(self.prompt)], text[len(self.prompt) :]
-        tokens, parents = tree
-        if not tokens:
-            return reference.logits(prompt, output)
+        return text[: len(self.prompt)], text[len(self.prompt) :]
+
+
+def _expected(reference: _Reference, texts: Sequences[_Parts], tree: _Tree) -> list[torch.Tensor]:
+    """Logits of each text and after each node: [all rows of the text and the nodes, vocab]."""
+    tokens, parents = tree
+    leaves = sorted(set(range(len(tokens))) - set(parents))
+    paths = [_path(leaf, parents) for leaf in leaves] or [[]]  # a path has the logits of the nodes above its leaf, too
+    found = iter(
+        reference.logits_of(
+            [(prompt, output + [tokens[node] for node in path]) for prompt, output in texts for path in paths]
+        )
+    )
+    expected = []
+    for _ in texts:
         of_nodes: dict[int, torch.Tensor] = {}
-        for leaf in set(range(len(tokens))) - set(parents):  # its path has the logits of the nodes above it, too
-            path = _path(leaf, parents)
-            logits = reference.logits(prompt, output + [tokens[node] for node in path])
-            before, behind = logits[: -len(path)], logits[-len(path) :]
-            of_nodes.update(zip(path, behind, strict=True))
-        return torch.cat([before, torch.stack([of_nodes[node] for node in range(len(tokens))])])
+        for path in paths:
+            logits = next(found)
+            before = logits[: len(logits) - len(path)]
+            of_nodes.update(zip(path, logits[len(before) :], strict=True))
+        expected.append(torch.cat([before, *(of_nodes[node][None] for node in range(len(tokens)))]))
+    return expected
 
 
 def _difference_of_round(
@@ -201,17 +227,18 @@ def _difference_of_round(
 ) -> str | None:
     """count: tokens to compute of each text; None: all that are left."""
     tokens, parents = (np.array(part, np.int32) for part in tree)
-    parts, expected, wanted = [], [], []
+    parts, ends, wanted = [], [], []
     for text in texts:
         sequence = text.sequence
         rows = sequence.num_pending if count is None else min(count, sequence.num_pending)
         parts.append(SequenceRows(sequence, rows, tokens, parents))
         wanted.append((1 if _has_encoder(runner) else rows) + len(tokens))
-        expected.append(text.expected(reference, sequence.num_computed + rows, tree)[-wanted[-1] :])
+        ends.append(sequence.num_computed + rows)
+    expected = _expected(reference, [text.first(end) for text, end in zip(texts, ends, strict=True)], tree)
     logits = runner.run(parts, wanted)
     for part in parts:
         part.sequence.computed(part.count, tokens, parents)
-    return _gap(logits, torch.cat(expected))
+    return _gap(logits, torch.cat([rows[-count:] for rows, count in zip(expected, wanted, strict=True)]))
 
 
 def _gap(logits: torch.Tensor, expected: torch.Tensor) -> str | None:
@@ -232,7 +259,7 @@ def _path(node: int, parents: Sequences[int]) -> list[int]:
 
 def _difference_of_tokens(engine: TargetEngine, reference: _Reference) -> str | None:
     """Greedy answers: two at a time, with right and wrong drafts, and one whose prompt begins as an earlier one."""
-    first, second, third = ([prompt, reference.answer(prompt, _OUTPUT)] for prompt in _prompts())
+    first, second, third = zip(_prompts(), reference.answers(_prompts(), _OUTPUT), strict=True)
     asked = [("answers", [first, second]), ("an answer after a cached prefix", [third])]
     if engine.chain_only:  # a state is cached where a prompt has left another one, so the next one finds it
         asked.append(("an answer after a cached state", [third]))

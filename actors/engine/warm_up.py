@@ -25,15 +25,16 @@ _PROFILE_ROWS = (1, 4, 8, 16, 32, 64)  # measured row counts; beyond, the curve 
 # Uses every step of sampling: kernels are compiled when the first row needs them.
 _SAMPLING = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9, presence_penalty=0.5)
 _MOST_RECORDED_AHEAD = MOST_RECORDED * 3 // 4  # the rest is for other rounds
-_PROFILE_RUNS = 4  # the fastest counts: the first of a shape compiles and allocates, the second may record launches
+_PROFILE_RUNS = 4  # the first of a shape compiles and allocates, the second may record launches
 
 
-def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
+def warm_up(engine: TargetEngine, runs: int = _PROFILE_RUNS) -> list[tuple[int, float]]:
     """Run a few forwards; (rows, seconds) of a forward by its rows, in a context of one token.
 
-    To be called on all ranks of a group at once: which forwards there are does not depend on how long they take. The
-    first round samples two sequences with draft trees, one of them within masks, and the next one is sent ahead: the
-    first round of either kind compiles kernels. The engine holds no sequence before or after.
+    runs: forwards of each number of rows, of which the fastest counts. To be called on all ranks of a group at once:
+    which forwards there are does not depend on how long they take. The first round samples two sequences with draft
+    trees, one of them within masks, and the next one is sent ahead: the first round of either kind compiles kernels.
+    The engine holds no sequence before or after.
     """
     prompt = np.ones(2, dtype=np.int32)
     sampled = SequenceStart(_SAMPLING, len(prompt), "warm-up")
@@ -46,7 +47,7 @@ def warm_up(engine: TargetEngine) -> list[tuple[int, float]]:
     engine.verify(VerifyBatch(0, [], [1, 2]))
     room = min(engine.vocab_size, engine.options.num_blocks * engine.options.block_size - 1)
     # The largest first: recorded launches share memory, and smaller ones fit into that of larger ones.
-    profile = [(rows, _fastest(engine, rows)) for rows in reversed(_PROFILE_ROWS) if rows <= room]
+    profile = [(rows, _fastest(engine, rows, runs)) for rows in reversed(_PROFILE_ROWS) if rows <= room]
     return profile[::-1]
 
 
@@ -151,13 +152,13 @@ def _follow_once(engine: TargetEngine, item: VerifyItem) -> None:
         engine.settle(following)
 
 
-def _fastest(engine: TargetEngine, rows: int) -> float:
+def _fastest(engine: TargetEngine, rows: int, runs: int) -> float:
     """Seconds of a forward of one committed token and rows - 1 draft nodes after it."""
     begin = SequenceStart(SamplingParams(seed=0, temperature=0.0), 1, "warm-up")
     delta = SequenceDelta(1, 0, np.ones(1, dtype=np.int32))
     tree = _tree(engine, rows - 1)
     seconds = []
-    for _ in range(_PROFILE_RUNS):
+    for _ in range(runs):
         batch = VerifyBatch(0, [VerifyItem(delta, 1, tree, begin)])
         seconds.append(engine.verify(batch).elapsed_s)
         engine.verify(VerifyBatch(0, [], [1]))

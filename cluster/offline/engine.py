@@ -207,9 +207,10 @@ class LocalEngine:
     def _target_info(self, max_model_len: int | None) -> WorkerInfo:
         options = self.target.options
         with on_device(self.target.device):
-            profile = warm_up(self.target)
-        if self._seconds_of_rows is not None:
-            profile = [(rows, self._seconds_of_rows(rows)) for rows, _ in profile]
+            if self._seconds_of_rows is None:
+                profile = warm_up(self.target)
+            else:
+                profile = [(rows, self._seconds_of_rows(rows)) for rows, _ in warm_up(self.target, runs=1)]
         return WorkerInfo(
             role="target",
             incarnation=0,

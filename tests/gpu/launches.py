@@ -225,11 +225,12 @@ def round_of(
     params = [SamplingParams(seed, temperature=0.8, top_p=0.9) if sampled else SamplingParams(seed, temperature=0.0)
               for seed in range(sequences)]  # fmt: skip
     prompt = np.arange(context, dtype=np.int32)
-    for index in range(sequences):
-        delta = SequenceDelta(index + 1, 0, prompt)
-        begin = SequenceStart(params[index], context)
-        with counted():
-            engine.verify(VerifyBatch(1, [VerifyItem(delta, context, tree_to_verify([], []), begin)]))
+    prompts = [
+        VerifyItem(SequenceDelta(index + 1, 0, prompt), context, tree_to_verify([], []), SequenceStart(own, context))
+        for index, own in enumerate(params)
+    ]
+    with counted():
+        engine.verify(VerifyBatch(1, prompts))
     tokens, parents = list(range(1, nodes + 1)), [(node - 1) // 2 if node else -1 for node in range(nodes)]
     path = _rightmost(parents) if accepts else []
     known, length = context, context + 1

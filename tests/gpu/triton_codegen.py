@@ -36,16 +36,35 @@ class _Compiled(Exception):
     """The source is there; nothing is loaded or run."""
 
 
+_known: dict[tuple[Any, ...], list[str]] = {}  # layers of deep and shallow models are the same
+
+
 def launches_of(graph: torch.fx.GraphModule, inputs: list[Any]) -> list[str]:
     """Of a traced graph with these inputs, tensors of any device and numbers, in order of the generated source."""
+    share_products(graph.graph)
+    graph.recompile()
+    if any(node.op in ("get_attr", "call_module") for node in graph.graph.nodes):  # more than its code tells
+        return _compiled_launches(graph, inputs)
+    with tracing(None):
+        key = (str(graph.graph), *map(_described, inputs))
+    if key not in _known:
+        _known[key] = _compiled_launches(graph, inputs)
+    return _known[key]
+
+
+def _described(given: Any) -> Any:
+    if isinstance(given, torch.Tensor):
+        return tuple(map(int, given.shape)), tuple(map(int, given.stride())), given.dtype
+    return int(given) if isinstance(given, torch.SymInt) else given
+
+
+def _compiled_launches(graph: torch.fx.GraphModule, inputs: list[Any]) -> list[str]:
     sources: list[str] = []
 
     def stop(self: GraphLowering) -> None:
         sources.append(self.codegen()[0].value)
         raise _Compiled
 
-    share_products(graph.graph)
-    graph.recompile()
     with tracing(None), FakeTensorMode(allow_non_fake_inputs=True):
         # In terms of operators: indexing in Python wants a real device.
         operators = make_fx(graph.forward)(*[_like(given, torch.device("meta")) for given in inputs])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,20 +17,27 @@ STOPS = (EOS, *range(96, 128))  # many, so that beams end by one
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash")]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "gpt2"])
-def model_dir(request, tmp_path_factory):
-    root = tmp_path_factory.mktemp(request.param)
-    return save_tiny_model(root / "tiny", request.param, 5, layers=2, sliding_window=6, max_positions=256)
+@pytest.fixture(scope="module")
+def model_dirs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny")
+    return {
+        kind: save_tiny_model(root / kind, kind, 5, layers=2, sliding_window=6, max_positions=256)
+        for kind in ("llama", "gemma3", "gpt2")
+    }
 
 
 def engine(directory) -> LocalEngine:
     return LocalEngine(str(directory), draft_model="none", drafters=("suffix",), device="cpu", kv_cache_tokens=4096)
 
 
+@lru_cache(maxsize=4)
+def unpatched(directory):
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
 def reference(directory, prompt, num_beams, length_penalty, count, stops=None) -> tuple[list[int], float]:
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ids = torch.tensor([prompt])
-    output = model.generate(
+    output = unpatched(directory).generate(
         ids, attention_mask=torch.ones_like(ids), num_beams=num_beams, length_penalty=length_penalty,
         max_new_tokens=count, do_sample=False, return_dict_in_generate=True, output_scores=True, pad_token_id=0,
         eos_token_id=stops,
@@ -36,8 +45,19 @@ def reference(directory, prompt, num_beams, length_penalty, count, stops=None) -
     return output.sequences[0, len(prompt) :].tolist(), float(output.sequences_scores[0])
 
 
-@pytest.mark.parametrize(("num_beams", "length_penalty", "stops"), [(2, 1.0, ()), (4, 0.0, STOPS), (5, -1.0, STOPS)])
-def test_tokens_and_scores_are_those_of_transformers(model_dir, num_beams, length_penalty, stops):
+WAYS = (2, 1.0, ()), (4, 0.0, STOPS), (5, -1.0, STOPS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_beams", "length_penalty", "stops"),
+    [
+        *(("llama", *way) for way in WAYS),
+        *((kind, *WAYS[1]) for kind in ("gemma3", "gpt2")),
+        *(pytest.param(kind, *way, marks=pytest.mark.slow) for kind in ("gemma3", "gpt2") for way in WAYS[::2]),
+    ],
+)
+def test_tokens_and_scores_are_those_of_transformers(model_dirs, kind, num_beams, length_penalty, stops):
+    model_dir = model_dirs[kind]
     local = engine(model_dir)
     greedy = local.generate(PROMPTS, max_new_tokens=12)
     found = local.beam_search(
@@ -65,8 +85,8 @@ def test_the_demo_model_finds_the_beams_of_transformers(smollm2_dir):
     assert found.score == pytest.approx(score, rel=1e-3)
 
 
-def test_limits_are_named_before_anything_is_computed(model_dir):
-    local = engine(model_dir)
+def test_limits_are_named_before_anything_is_computed(model_dirs):
+    local = engine(model_dirs["llama"])
     with pytest.raises(InvalidRequest, match=r"num_beams is 1; it must be from 2 to 64"):
         local.beam_search(PROMPTS, num_beams=1)
     with pytest.raises(InvalidRequest, match=r"length_penalty is NaN; it must be from -10 to 10"):

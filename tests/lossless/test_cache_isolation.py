@@ -29,7 +29,7 @@ from paceline_testing.tiny_models import save_tiny_model
 
 SERVER_KEY = bytes(range(32))
 SALT = "a salt that both of them know"
-NEW_TOKENS = 48
+NEW_TOKENS = 32
 PROBES = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm")]
 OWN = PROBES[1:]  # what B itself has asked before: with this much it drafts in any case
 WAYS = (

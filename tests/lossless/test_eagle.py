@@ -82,8 +82,14 @@ def plain_tokens(target_dir) -> dict[str, list[list[int]]]:
     return {name: tokens(local.generate(PROMPTS, **BITWISE, **sampling)) for name, sampling in SAMPLING.items()}
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("head", "batch_size"),
+    [
+        pytest.param(head, batch_size, marks=pytest.mark.slow if batch_size != usual else ())
+        for head, usual in zip(HEADS, (8, 1, 1, 8), strict=True)
+        for batch_size in (1, 8)
+    ],
+)
 def test_bitwise_no_head_changes_a_token(target_dir, plain_tokens, head, batch_size):
     local = local_engine(target_dir, head, batch_size, exact="bitwise")
     prompts = PROMPTS if batch_size > 1 else PROMPTS[:3]

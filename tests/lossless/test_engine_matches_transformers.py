@@ -87,8 +87,11 @@ def test_the_demo_model_has_the_logits_of_the_unpatched_model_in_chunks_and_tree
     text = np.random.default_rng(0).integers(0, 49152, 24).astype(np.int32)
     tree_tokens, tree_parents = np.array([11, 12, 13, 14], np.int32), np.array([-1, -1, 0, 1], np.int32)
     contexts = [text.tolist() + path for path in ([], [11], [12], [11, 13], [12, 14])]
+    longest = max(map(len, contexts))
+    padded = torch.tensor([context + [0] * (longest - len(context)) for context in contexts])  # at the ends, unseen
     with torch.inference_mode():
-        wanted = torch.stack([reference(torch.tensor([context])).logits[0, -1] for context in contexts])
+        logits = reference(padded).logits
+    wanted = torch.stack([rows[len(context) - 1] for rows, context in zip(logits, contexts, strict=True)])
     runner = ModelRunner(reference, 64)  # patched from here on
     sequence = Sequence(1, SequenceStart(GREEDY, len(text)), BlockPool(4, 16))
     sequence.extend(text)
@@ -183,7 +186,7 @@ def greedy_outputs(models) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("kind", TINY_KINDS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_tree_in_any_round_leaves_the_output_as_it_is_without_drafts(models, greedy_outputs, kind, data):
     engine = TargetEngine(copy.deepcopy(models[kind]), EngineOptions(num_blocks=40, block_size=4))

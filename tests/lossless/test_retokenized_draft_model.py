@@ -18,7 +18,7 @@ from paceline_testing.other_vocabularies import (
 from paceline_testing.tiny_models import save_tiny_model
 
 NEW_TOKENS = 24
-PROMPTS = [TEXT[first : first + 30] for first in range(0, 56, 8)] + ["x"]
+PROMPTS = [TEXT[first : first + 30] for first in range(0, 56, 14)] + ["x"]
 GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
 TOKENIZERS = {
@@ -69,8 +69,14 @@ def tokens(local: LocalEngine, prompts=PROMPTS, **options) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@pytest.mark.parametrize(
+    ("target", "draft", "sampling"),
+    [
+        *((*pair, SAMPLED) for pair in PAIRS),
+        (*PAIRS[0], GREEDY),
+        *(pytest.param(*pair, GREEDY, marks=pytest.mark.slow) for pair in PAIRS[1:]),
+    ],
+)
 def test_tokens_are_the_same_with_and_without_drafts_of_another_vocabulary(model_dirs, target, draft, sampling):
     plain = tokens(engine(model_dirs[target], "none", 1), **sampling)
     for batch_size in (1, 8):
@@ -86,7 +92,7 @@ def test_right_guesses_come_through_and_change_no_token(renumbered, options):
         drafted = engine(*renumbered, batch_size)
         assert tokens(drafted, **options) == plain
     if options is GREEDY:
-        generation = engine(*renumbered, 1).generate([PROMPTS[0]], max_new_tokens=150)[0]
+        generation = engine(*renumbered, 1).generate([PROMPTS[0]], max_new_tokens=80)[0]
         assert generation.accepted_tokens["draft_model"] >= 0.9 * generation.draft_tokens
         assert generation.draft_tokens > 0
 
@@ -142,8 +148,7 @@ def test_a_short_draft_model_and_a_long_prompt(model_dirs, tmp_path):
 
 def test_the_demo_model_writes_the_same_with_a_draft_model_of_another_vocabulary(smollm2_dir, model_dirs):
     prompts = ["The capital of France is", [{"role": "user", "content": "Say 🙂 and naïve in 3 words."}]]
-    options = {"exact": "default", "kv_cache_tokens": 1024}
-    plain = tokens(engine(smollm2_dir, "none", 1, **options), prompts, max_new_tokens=8)
-    drafted = engine(smollm2_dir, model_dirs["merges"], 1, **options)
-    assert isinstance(drafted._drafts["draft"], RetokenizedDraftEngine)
-    assert tokens(drafted, prompts, max_new_tokens=8) == plain
+    local = engine(smollm2_dir, model_dirs["merges"], 1, exact="default", kv_cache_tokens=1024)
+    assert isinstance(local._drafts["draft"], RetokenizedDraftEngine)
+    plain = tokens(local, prompts, max_new_tokens=8, drafters=("none",))
+    assert tokens(local, prompts, max_new_tokens=8) == plain
