@@ -14,9 +14,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from cache_service.automata.automata_index import Automata
-from cache_service.automata.joined_text import warm_up as warm_up_joining
-from cache_service.automata.static_automaton import warm_up as warm_up_base
-from cache_service.automata.suffix_automaton import warm_up_documents
+from cache_service.automata.kernel_warm_up import warm_up
 from cache_service.errors import SettingError
 from cache_service.formats.namespaces import owner_of
 from cache_service.index.index_edition import TOUCH_S, Edition, EditionCounts, WarmIndexSettings
@@ -194,9 +192,7 @@ class WarmIndex:
         self._evictions += 1
 
     def _warm_up(self) -> float:
-        warm_up_documents()
-        warm_up_joining()
-        warm_up_base()
+        warm_up()
         self._builder.remove("warm up")
         return TOUCH_S
 

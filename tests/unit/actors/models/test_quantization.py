@@ -363,15 +363,16 @@ def memory(field):
     status = Path("/proc/self/status").read_text()
     return int(status.partition(field + ":")[2].split()[0]) * 1024
 
-source = ModelSource("big", "big", Path(sys.argv[1]))
-load_model(ModelSource("tiny", "tiny", Path(sys.argv[2])), quantization=sys.argv[3])  # loads what code there is
-before = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-if sys.argv[4:]:
-    quantize_linears(load_model(source), sys.argv[3], torch.device("cpu"))
-else:
-    load_model(source, quantization=sys.argv[3])
-print(memory("VmHWM") - before)
+source, tiny = (ModelSource(Path(name).name, Path(name).name, Path(name)) for name in sys.argv[1:3])
+for how, *afterwards in map(str.split, sys.argv[3:]):
+    load_model(tiny, quantization=how)  # loads what code there is
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    if afterwards:
+        quantize_linears(load_model(source), how, torch.device("cpu"))
+    else:
+        load_model(source, quantization=how)
+    print(memory("VmHWM") - before)
 """
 
 
@@ -386,16 +387,15 @@ def test_a_quantized_load_never_holds_the_whole_weights(tmp_path):
     whole = sum(file.stat().st_size for file in big.path.glob("*.safetensors"))
     assert whole > 200 << 20
 
-    def peak(*how: str) -> int:
-        # Memory goes back when it is freed, so that the peak is what was needed at once.
-        settings = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-        command = [sys.executable, "-c", _PEAK, big.path, tiny, *how]
-        return int(subprocess.check_output(command, text=True, env=settings).split()[-1])
-
+    # Memory goes back when it is freed, so that the peak is what was needed at once.
+    settings = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", _PEAK, big.path, tiny, "int8", "int4", "int8 afterwards"]
+    told = subprocess.check_output(command, text=True, env=settings)
+    in_int8, in_int4, afterwards = (int(line) for line in told.split()[-3:])
     largest = 1024 * 2816 * 4  # bytes of a weight
-    assert peak("int8") < whole / 4 + 5 * largest
-    assert peak("int4") < whole / 5 + 5 * largest
-    assert peak("int8", "afterwards") > whole
+    assert in_int8 < whole / 4 + 5 * largest
+    assert in_int4 < whole / 5 + 5 * largest
+    assert afterwards > whole
 
 
 def test_what_cannot_be_quantized_is_refused_with_field_value_and_limit():
