@@ -260,7 +260,7 @@ def decode(rounds: Rounds, nodes: int) -> None:
         rounds.step(nodes)
 
 
-@pytest.mark.parametrize(("masks_rows", "num_rounds"), [(False, 80), (True, 40)])
+@pytest.mark.parametrize(("masks_rows", "num_rounds"), [(False, 80), (True, 80)])
 def test_launches_of_a_key_are_the_same_operations_on_the_same_places_in_all_rounds(
     monkeypatch, masks_rows, num_rounds
 ):
