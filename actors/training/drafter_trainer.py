@@ -99,10 +99,12 @@ class DrafterTrainer:
         report: Report,
         checkpoint: TrainingCheckpoint | None = None,
         most_steps: int | None = None,
+        most_s: float | None = None,
     ) -> None:
         """Minimise the cross entropy with the target's distribution over the reduced vocabulary.
 
-        Layers and readout are trained together. Raises TrainingPaused if steps are left after `most_steps`.
+        Layers and readout are trained together. most_s: as in `run_steps`. Raises TrainingPaused if steps are left
+        after `most_steps`.
         """
         import torch
 
@@ -124,12 +126,13 @@ class DrafterTrainer:
             schedule += batches
         run_steps(
             list(enumerate(schedule)),
-            lambda step: self._loss(step[1], recipe.seed + step[0], step[0] / len(schedule)),
+            lambda step, share: self._loss(step[1], recipe.seed + step[0], share),
             optimizer,
             stage="distilling",
             report=report,
             checkpoint=checkpoint,
             most=most_steps,
+            most_s=most_s,
         )
         for parameter in parameters:
             parameter.requires_grad_(False)

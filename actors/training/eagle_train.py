@@ -207,7 +207,7 @@ class _Trainer:
             schedule += random.Random(recipe.seed + epoch).sample(batches, len(batches))
         run_steps(
             schedule,
-            self.loss,
+            lambda texts, _: self.loss(texts),
             optimizer,
             stage="training the head",
             report=report,

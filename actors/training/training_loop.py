@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -40,18 +41,21 @@ def batches_of(answers: Sequence[_Text], max_tokens: int) -> list[list[_Text]]:
 
 def run_steps(
     schedule: Sequence[_Batch],
-    loss_of: Callable[[_Batch], torch.Tensor],
+    loss_of: Callable[[_Batch, float], torch.Tensor],
     optimizer: torch.optim.Optimizer,
     *,
     stage: str,
     report: Report,
     checkpoint: TrainingCheckpoint | None = None,
     most: int | None = None,
+    most_s: float | None = None,
 ) -> None:
     """One step for each batch of the schedule, at most `most` in this run. The optimizer has one group.
 
-    The seed fixes the schedule, so a checkpoint holds only the step, the weights and the optimizer. Raises
-    TrainingPaused if steps are left.
+    loss_of: takes a batch and the share of the training that is done, from 0 to below 1. most_s: seconds of this run
+    within which the training ends, its learning rate at its lowest; the result then depends on the machine. The seed
+    fixes the schedule, so a checkpoint holds only the step, the weights and the optimizer. Raises TrainingPaused if
+    steps are left after `most`.
     """
     import torch
 
@@ -63,10 +67,17 @@ def run_steps(
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
     end = total if most is None else min(total, first + most)
+    began, done = time.monotonic(), end
     for step in range(first, end):
         report(stage, step, total)
-        optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * _learning_rate_share(step, total)
-        loss = loss_of(schedule[step])
+        share = step / total
+        if most_s is not None:
+            share = max(share, (time.monotonic() - began) / most_s)
+            if share >= 1.0:
+                done = step
+                break
+        optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * _learning_rate_share(step, share)
+        loss = loss_of(schedule[step], share)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -77,12 +88,12 @@ def run_steps(
             checkpoint.write("training", state)
     if end < total:
         raise TrainingPaused(end, total)
-    report(stage, total, total)
+    report(stage, done, total)
 
 
-def _learning_rate_share(step: int, total: int) -> float:
-    """Linear warm-up over 20 steps, then a cosine down to 3 %."""
-    return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / max(1, total))))
+def _learning_rate_share(step: int, share: float) -> float:
+    """Linear warm-up over 20 steps, then a cosine down to 3 %. share: of the training that is done."""
+    return min(1.0, (step + 1) / 20) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
 def check_weights(of: str, weights: Iterable[torch.Tensor], learning_rate: float) -> None:

@@ -357,13 +357,13 @@ class Replay:
         return [one.token_ids for one in found]
 
 
-def _spec_bench(directory: Path) -> list[str]:
+def spec_bench_prompts(directory: Path) -> list[str]:
     """Ten first turns of each task, the tasks in turn."""
     rows = pick_rows(read_bench_prompts(None, directory), 10)[0]
     return [row.messages[0]["content"] for (row,) in make_blocks(rows, 1)]
 
 
-def _made_up() -> list[str]:
+def made_up_prompts() -> list[str]:
     random_ = random.Random(0)
     things = ("lamp", "kettle", "bicycle", "radio", "backpack", "camera", "ladder", "printer", "tent", "blender")
     names = ("Amira", "Bruno", "Chloe", "Dmitri", "Elena", "Farid", "Grace", "Hiro", "Ines", "Jonas")
@@ -408,7 +408,8 @@ def main() -> None:
         if name == "spec-bench" and arguments.spec_bench is None:
             print("spec-bench: left out, --spec-bench names no directory")
             continue
-        prompts = (_made_up() if name == "made up" else _spec_bench(arguments.spec_bench))[: arguments.prompts]
+        prompts = made_up_prompts() if name == "made up" else spec_bench_prompts(arguments.spec_bench)
+        prompts = prompts[: arguments.prompts]
         replays = {
             label: Replay(
                 variant, answers, arguments.drafters, arguments.batch, arguments.worker_right, arguments.row_ms

@@ -70,35 +70,35 @@ class Written:
 class Writer:
     """Writes with a Llama of heads in groups: several times as fast as token by token through `transformers`."""
 
-    def __init__(self, source: ModelSource) -> None:
-        self.model = load_model(source, "bfloat16", "cpu")
+    def __init__(self, source: ModelSource, device: str = "cpu") -> None:
+        self.model, self.device = load_model(source, "bfloat16", device), device
         self.end = read_model_info(source).eos_token_ids[0]
 
     @torch.inference_mode()
     def write(
         self, prompts: Sequence[list[int]], heat: Sequence[float], most: int, draw: torch.Generator
     ) -> list[Written]:
-        """heat: the temperature of each prompt, 0 for the likeliest token."""
+        """heat: the temperature of each prompt, 0 for the likeliest token. What is returned is on the CPU."""
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         batch, width = len(prompts), max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-        real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]).to(self.device)
+        real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]).to(self.device)
         positions = (real.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.model.config)
         states = decoder(ids, real, positions, past_key_values=cache, use_cache=True).last_hidden_state
         keys, values = [], []
         for layer in cache.layers:
             for found, kept in ((layer.keys, keys), (layer.values, values)):
-                room = torch.zeros(batch, found.shape[1], width + most, found.shape[3], dtype=found.dtype)
+                room = found.new_zeros(batch, found.shape[1], width + most, found.shape[3])
                 room[:, :, :width] = found
                 kept.append(room)
         del cache
-        hidden_by = torch.full((batch, 1, 1, width + most), -math.inf, dtype=states.dtype)
+        hidden_by = states.new_full((batch, 1, 1, width + most), -math.inf)
         hidden_by[:, 0, 0, :width][real.bool()] = 0
-        hidden = torch.empty(batch, most, states.shape[2], dtype=states.dtype)
-        written, best = torch.zeros((2, batch, most), dtype=torch.int64)
-        lengths, live = torch.zeros(batch, dtype=torch.int64), torch.arange(batch)
-        state, position, warmth = states[:, -1], positions[:, -1:], torch.tensor(heat)
+        hidden = states.new_empty(batch, most, states.shape[2])
+        written, best = ids.new_zeros((2, batch, most))
+        lengths, live = ids.new_zeros(batch), torch.arange(batch, device=self.device)
+        state, position, warmth = states[:, -1], positions[:, -1:], torch.tensor(heat, device=self.device)
         for step in range(most):
             values_of, tokens = head(state).topk(LIKELY)
             chosen = _draw(values_of, tokens, warmth[live], draw)
@@ -113,6 +113,7 @@ class Writer:
             position = position + 1
             hidden_by[..., width + step] = 0
             state = self._forward(chosen, position, (keys, values), width + step, hidden_by[..., : width + step + 1])
+        written, hidden, best, states = (part.cpu() for part in (written, hidden, best, states))
         found = []
         for row, prompt in enumerate(prompts):
             ends = (written[row, : lengths[row]] == self.end).nonzero()
@@ -154,7 +155,7 @@ class Writer:
 def _draw(values: torch.Tensor, tokens: torch.Tensor, heat: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     """A token of each row, int64 [n]. values, tokens: the likeliest, [n, LIKELY], in order."""
     below = torch.softmax(values.float() / heat.clamp(min=1e-4)[:, None], -1).cumsum(-1)
-    point = torch.rand(len(below), 1, generator=draw) * below[:, -1:]
+    point = torch.rand(len(below), 1, generator=draw).to(below.device) * below[:, -1:]
     place = torch.searchsorted(below, point, right=True).clamp(max=LIKELY - 1)
     return tokens.gather(1, place * (heat > 0)[:, None])[:, 0]
 
@@ -206,7 +207,7 @@ def write_chunk(writer: Writer, frame: Frame, seed: int) -> list[dict]:
         for prompt, written in zip(prompts, writer.write(prompts, heat, RECIPE.answer_tokens, draw), strict=True):
             states = written.prompt_states[first - 1 : -1]
             with torch.inference_mode():
-                best = writer.model.get_output_embeddings()(states).argmax(-1)
+                best = writer.model.get_output_embeddings()(states.to(writer.device)).argmax(-1).cpu()
             ids = torch.cat([torch.tensor(prompt), written.token_ids]).to(torch.int32)
             labels = torch.cat([states, written.hidden]), torch.cat([best, written.argmax]).to(torch.int32)
             texts.append(
@@ -221,22 +222,28 @@ def answers_in(directory: Path) -> list[Answer]:
     return [Answer(t["token_ids"].long(), t["first"], t["hidden"], t["argmax"].long()) for t in texts]
 
 
-def train(source: ModelSource, answers: list[Answer], out: Path) -> DrafterCard:
+def train(
+    source: ModelSource, answers: list[Answer], out: Path, device: str = "cpu", most_s: float | None = None
+) -> DrafterCard:
+    """most_s: seconds until the last training step, loading and the readout included."""
     started = time.monotonic()
     random.Random(RECIPE.seed).shuffle(answers)
     held_out, answers = answers[:HELD_OUT], answers[HELD_OUT:]
-    target = load_model(source, "bfloat16", "cpu")
+    target = load_model(source, "bfloat16", device)
     tokens = [answer.argmax for answer in answers] + [
         answer.token_ids[answer.num_prompt_tokens :] for answer in answers
     ]
     mass = torch.bincount(torch.cat(tokens), minlength=target.config.vocab_size).float()
     writing = Writing(answers, mass, held_out)
     recipe = replace(RECIPE, text_tokens=sum(answer.num_answer_tokens for answer in answers))
-    trainer = new_trainer(source, target, writing, recipe, "cpu")
+    trainer = new_trainer(source, target, writing, recipe, device)
     del target
     trainer.fit_readout(answers, silent)
     before = trainer.agreement(held_out).share
-    trainer.distil(answers, lambda stage, done, total: print(f"\r{stage} {done} of {total}", end="", flush=True))
+    left_s = None if most_s is None else max(1.0, most_s - (time.monotonic() - started))
+    trainer.distil(
+        answers, lambda stage, done, total: print(f"\r{stage} {done} of {total}", end="", flush=True), most_s=left_s
+    )
     info, seconds = read_model_info(source), time.monotonic() - started
     card = card_of(trainer, writing, info, agreement_before=before, evaluation={}, seconds=seconds)
     with directory_lock(out):
@@ -251,16 +258,19 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=8, help="how many to write, each of about 38,000 tokens")
     parser.add_argument("--out", type=Path, help="directory of the draft model")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--minutes", type=float, help="of train: most until its last step; at most all epochs")
     arguments = parser.parse_args()
     if arguments.step == "train" and (arguments.out is None or not any(arguments.texts.glob("*.pt"))):
         parser.error("train needs --out, and texts that were written")
     torch.set_num_threads(arguments.threads)
     source = resolve_model("smollm2", paceline_home())
     if arguments.step == "train":
-        print(train(source, answers_in(arguments.texts), arguments.out))
+        most_s = None if arguments.minutes is None else 60 * arguments.minutes
+        print(train(source, answers_in(arguments.texts), arguments.out, arguments.device, most_s))
         return
     arguments.texts.mkdir(parents=True, exist_ok=True)
-    writer, frame = Writer(source), Frame(source)
+    writer, frame = Writer(source, arguments.device), Frame(source)
     for number in range(arguments.chunks):
         if not (path := arguments.texts / f"{number}.pt").exists():
             texts = write_chunk(writer, frame, SEED + number)

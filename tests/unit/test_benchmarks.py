@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -63,3 +65,17 @@ def test_text_for_the_demos_drafter_is_what_the_target_would_write(tmp_path):
         count = mine.token_ids == theirs.token_ids[theirs.num_prompt_tokens :]
         assert count.float().mean() > 0.5  # roundings in bfloat16 differ
         torch.testing.assert_close(mine.hidden[:2], theirs.hidden[:2], atol=0.1, rtol=0.1)
+
+
+def test_the_training_of_the_demos_drafter_ends_in_time(tmp_path, monkeypatch):
+    source = ModelSource("t", "t", save_tiny_model(tmp_path, "llama", 3, layers=2, max_positions=256))
+    epochs = 10**5  # hours
+    recipe = replace(train_demo_drafter.RECIPE, layers=1, vocab_size=32, epochs=epochs, batch_tokens=64)
+    monkeypatch.setattr(train_demo_drafter, "RECIPE", recipe)
+    prompts = [[5, 6, 7 + row] for row in range(train_demo_drafter.HELD_OUT + 8)]
+    answers = write_answers(load_model(source, "float32"), prompts, [0.8] * len(prompts), 12, [], 0)
+    card = train_demo_drafter.train(source, answers, tmp_path / "draft", most_s=4.0)
+    assert card.text_tokens == 8 * 12
+    assert len(card.agreement_by_depth) == recipe.parallel
+    draft = LocalEngine(str(source.path), drafters=("draft_model",), draft_model=str(tmp_path / "draft"))
+    assert len(draft.generate([[5, 6, 7]], max_new_tokens=8, ignore_eos=True)[0].token_ids) == 8
