@@ -152,12 +152,11 @@ class DraftChoice:
         accepted nodes by [entry, source], int32, or None where no merged tree was verified."""
         chosen = round.chosen
         verified = accepted = None
-        num_head_only = 0  # verified nodes that nobody but the head proposed
+        masks = np.zeros(0, np.int64)  # sources of the verified nodes
         if chosen is not None:
             was_verified, was_accepted = _outcome(round, emitted, len(chosen))
             nodes = chosen.nodes[was_verified]
-            if self._head is not None:
-                num_head_only = int(np.count_nonzero(nodes["sources"] == 1 << self._head))
+            masks = nodes["sources"].astype(np.int64)
             credited = np.bincount(nodes["best_source"], minlength=len(self._names)).tolist()
             self._counters.drafted_tokens.update(dict(zip(self._names, credited, strict=True)))
             verified, accepted, expected = tally_nodes(chosen, was_verified, was_accepted, self._calibration)
@@ -171,13 +170,12 @@ class DraftChoice:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
             num_tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             share = self._share_of_decoding(round)
-            self._learn_draft_wait(
-                round, emitted, num_tokens, outside_s=outside_s, decoding_s=verify_s * share, now=now
-            )
+            times = outside_s, verify_s * share
+            self._learn_draft_wait(round, emitted, num_tokens, masks, times, now)
             if self._head is not None and (round.asked.head or self._has_head_drafts(round)):
                 num_gained = self._gained(round, emitted, [self._head])
-                times = head_s * share, outside_s, verify_s * share
-                self._learn_head_wait(round, num_tokens, num_gained, num_head_only, times=times)
+                own_s = self._seconds_of_rows(round, _num_of(masks, [self._head]), verify_s * share)
+                self._learn_head_wait(round, num_tokens, num_gained, head_s * share, own_s, times)
         return verified, accepted
 
     def _learn_chains(self, round: Round, emitted: list[Emitted]) -> None:
@@ -203,21 +201,50 @@ class DraftChoice:
         )
 
     def _learn_draft_wait(
-        self, round: Round, emitted: list[Emitted], num_tokens: int, outside_s: float, decoding_s: float, now: float
+        self,
+        round: Round,
+        emitted: list[Emitted],
+        num_tokens: int,
+        masks: np.ndarray,
+        times: tuple[float, float],
+        now: float,
     ) -> None:
+        """masks: sources of the verified nodes. times: outside of the target, and of the target without the share of
+        prompts. Without the draft models, the rows of what they alone proposed would not have been computed either."""
+        outside_s, decoding_s = times
         wait, asked = round.traffic.draft_wait, tuple(round.asked.pools)
         num_gained = self._gained_by_pools(round, emitted, asked)
-        wait.observe(round.size.num_emitting, asked, num_tokens, num_gained, outside_s=outside_s, verify_s=decoding_s)
+        rows_s = self._seconds_of_rows(round, self._rows_of_pools(round, emitted, masks, asked), decoding_s)
+        wait.observe(
+            round.size.num_emitting, asked, num_tokens, num_gained,
+            outside_s=outside_s, verify_s=decoding_s - rows_s, rows_s=rows_s,
+        )  # fmt: skip
         overhead_s = min(outside_s, wait.overhead_s)
-        wait_s, plain_s = outside_s - overhead_s, decoding_s + overhead_s
         for pool, num_workers in round.asked.pools.items():
             num_sequences = sum(pool in entry.draft_workers for entry in round.entries)
             if not num_sequences:
                 continue  # of several pools, another one drafts for all
-            own = num_gained if len(asked) == 1 else self._gained_by_pools(round, emitted, (pool,))
+            own, own_s = num_gained, rows_s
+            if len(asked) > 1:
+                own = self._gained_by_pools(round, emitted, (pool,))
+                own_s = self._seconds_of_rows(round, self._rows_of_pools(round, emitted, masks, (pool,)), decoding_s)
             self._scalings[pool].observe_round(
-                num_sequences, num_workers, num_tokens, own, wait_s=wait_s, plain_s=plain_s, now=now
-            )
+                num_sequences, num_workers, num_tokens, own,
+                wait_s=outside_s - overhead_s, rows_s=own_s, plain_s=decoding_s + overhead_s - own_s, now=now,
+            )  # fmt: skip
+
+    def _rows_of_pools(self, round: Round, emitted: list[Emitted], masks: np.ndarray, pools: tuple[int, ...]) -> int:
+        """Verified nodes that nobody but these pools proposed."""
+        sources = [source for pool in pools for source in self._of_pools[pool]]
+        entries = (round.entries[index] for index, _, _ in emitted)
+        in_chains = sum(entry.num_verified for entry in entries if entry.num_chain and entry.chain_source in sources)
+        return in_chains + _num_of(masks, sources)
+
+    def _seconds_of_rows(self, round: Round, num_rows: int, decoding_s: float) -> float:
+        """What so many of the round's draft rows cost of the target's time."""
+        rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
+        others_s = self._step_times.seconds(max(1, rows - num_rows))
+        return (1.0 - others_s / self._step_times.seconds(rows)) * decoding_s
 
     def _gained_by_pools(self, round: Round, emitted: list[Emitted], pools: tuple[int, ...]) -> int:
         """Accepted nodes that would not have been without these pools."""
@@ -230,20 +257,24 @@ class DraftChoice:
         return in_chains + self._gained(round, emitted, sources)
 
     def _learn_head_wait(
-        self, round: Round, num_tokens: int, num_gained: int, num_head_only: int, times: tuple[float, float, float]
+        self,
+        round: Round,
+        num_tokens: int,
+        num_gained: int,
+        head_s: float,
+        rows_s: float,
+        times: tuple[float, float],
     ) -> None:
-        """times: of the head, outside of head and target, and of the target; without the share of prompts.
+        """head_s: of the head. rows_s: of the rows that it alone proposed. times: outside of head and target, and of
+        the target; all without the share of prompts.
 
-        The head drafts at the end of one round what the next one verifies; either half is a round's share. Without it,
-        the rows of the nodes that it alone proposed would not have been computed either.
+        The head drafts at the end of one round what the next one verifies; either half is a round's share.
         """
-        head_s, outside_s, decoding_s = times
-        rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
-        others_s = self._step_times.seconds(max(1, rows - num_head_only))
-        own_s = (1.0 - others_s / self._step_times.seconds(rows)) * decoding_s
-        count, rest_s = round.size.num_emitting, outside_s + decoding_s - own_s
-        wait = round.traffic.head_wait
-        wait.observe(count, True, num_tokens, num_gained, outside_s=head_s + own_s, verify_s=rest_s)
+        outside_s, decoding_s = times
+        round.traffic.head_wait.observe(
+            round.size.num_emitting, True, num_tokens, num_gained,
+            outside_s=head_s, verify_s=outside_s + decoding_s - rows_s, rows_s=rows_s,
+        )  # fmt: skip
         if round.asked.head:
             self._head_s += (head_s - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
 
@@ -397,6 +428,12 @@ def _outcome(round: Round, emitted: list[Emitted], num_nodes: int) -> tuple[np.n
         if path:
             was_accepted[entry.node_start : entry.node_end][path] = True
     return was_verified, was_accepted
+
+
+def _num_of(masks: np.ndarray, sources: SequenceOf[int]) -> int:
+    """Nodes that nobody but these sources proposed. masks: sources of each node, int64 [n]."""
+    own = sum(1 << source for source in sources)
+    return int(np.count_nonzero((masks & ~own) == 0)) if own else 0
 
 
 def _attributable(own: int, masks: list[int]) -> int:

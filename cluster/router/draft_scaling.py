@@ -26,7 +26,8 @@ class DraftScaling:
         # Decayed sums, float64 each.
         self._answers = np.zeros(5)  # answers, their sequences, their seconds, sequences ** 2, sequences * seconds
         self._awaited = np.zeros(2)  # awaited answers, late ones
-        self._rounds = np.zeros(6)  # rounds, their sequences, tokens, gained tokens, seconds of waiting, of the rest
+        # rounds, their sequences, tokens, gained tokens, seconds of waiting, of rows of drafts, of the rest
+        self._rounds = np.zeros(7)
         self._num_workers = 0
         self._asked_at = float("-inf")
 
@@ -43,14 +44,23 @@ class DraftScaling:
         self._awaited = self._awaited * _DECAY + 1.0
 
     def observe_round(
-        self, num_sequences: int, num_workers: int, tokens: int, gained: int, wait_s: float, plain_s: float, now: float
+        self,
+        num_sequences: int,
+        num_workers: int,
+        tokens: int,
+        gained: int,
+        *,
+        wait_s: float,
+        plain_s: float,
+        now: float,
+        rows_s: float = 0.0,
     ) -> None:
         """A round that asked num_workers workers to draft for num_sequences sequences.
 
         tokens: emitted; gained: those of them that only the draft model had proposed. wait_s: time spent waiting for
-        drafts; plain_s: the rest of the round.
+        drafts; rows_s: the target's for what only the draft model had proposed; plain_s: the rest of the round.
         """
-        self._rounds = self._rounds * _DECAY + (1.0, num_sequences, tokens, gained, wait_s, plain_s)
+        self._rounds = self._rounds * _DECAY + (1.0, num_sequences, tokens, gained, wait_s, rows_s, plain_s)
         self._num_workers = num_workers
         self._asked_at = now
 
@@ -60,7 +70,7 @@ class DraftScaling:
         if now - self._asked_at > _IDLE_S or not self._num_workers or not self._rounds[2]:
             return DraftDemand()
         late_share = late / awaited if awaited else 0.0
-        sequences, tokens, owed, wait_s, plain_s = (one / rounds for one in sums)
+        sequences, tokens, owed, wait_s, rows_s, plain_s = (one / rounds for one in sums)
         plain_s, others = max(plain_s, 1e-9), tokens - owed
         per_sequence_s = self._seconds_per_sequence()
         workers = self._num_workers
@@ -70,7 +80,7 @@ class DraftScaling:
             if num_workers == 0:
                 return without
             saved_s = per_sequence_s * (_most_each(sequences, workers) - _most_each(sequences, num_workers))
-            return max(without, (others + gained) / (plain_s + max(0.0, wait_s - saved_s)))
+            return max(without, (others + gained) / (plain_s + rows_s + max(0.0, wait_s - saved_s)))
 
         in_time = owed / (1.0 - min(late_share, _MOST_LATE)) if sequences > workers else owed
         present = rate(workers, owed)

@@ -21,7 +21,8 @@ class Load:
     tokens: float = 0.0
     gained: float = 0.0
     wait_s: float = 0.0
-    verify_s: float = 0.0
+    rows_s: float = 0.0  # of the target's rows that only draft models proposed
+    verify_s: float = 0.0  # of the rest of the round
     since: int = 0  # rounds since the last try
     pause: int = _FIRST_PAUSE
     burst: int = 0  # rounds left of a try
@@ -33,7 +34,7 @@ class Load:
         self.rounds = _FIRST_ROUNDS
         self.sequences = other.sequences * share
         self.tokens, self.gained = other.tokens * share, other.gained * share
-        self.wait_s, self.verify_s = other.wait_s * share, other.verify_s * share
+        self.wait_s, self.rows_s, self.verify_s = other.wait_s * share, other.rows_s * share, other.verify_s * share
 
     @property
     def is_known(self) -> bool:
@@ -42,13 +43,14 @@ class Load:
     @property
     def has_paid(self) -> bool:
         plain_s = max(self.verify_s, 1e-9)
-        return self.tokens * plain_s >= (self.tokens - self.gained) * (plain_s + self.wait_s)
+        return self.tokens * plain_s >= (self.tokens - self.gained) * (plain_s + self.rows_s + self.wait_s)
 
     @property
     def advantage(self) -> float:
         """Tokens a second of the rounds that asked / what the same rounds would have given without."""
         plain_s = max(self.verify_s, 1e-9)
-        return self.tokens * plain_s / max((self.tokens - self.gained) * (plain_s + self.wait_s), 1e-9)
+        asking_s = plain_s + self.rows_s + self.wait_s
+        return self.tokens * plain_s / max((self.tokens - self.gained) * asking_s, 1e-9)
 
     def settle(self) -> None:
         """It pays: another try, when it no longer does, comes soon."""
@@ -81,13 +83,15 @@ class Load:
         self.tokens *= factor
         self.gained *= factor
         self.wait_s *= factor
+        self.rows_s *= factor
         self.verify_s *= factor
 
 
 class DraftWait:
     """Compares, in the rounds that asked draft workers, tokens / time with what the same rounds would have given
     without: `gained` are the accepted tokens that no other source had proposed, `wait_s` the time the round spent
-    waiting. Paired within a round, so the text being easy or hard does not disturb the comparison.
+    waiting, `rows_s` what the target took for nodes that no other source had proposed. Paired within a round, so the
+    text being easy or hard does not disturb the comparison.
 
     Kept apart by load (powers of two of the sequences that emit): waiting delays everyone, so what pays for one
     sequence may not for sixteen. A load that is new is taken to be like the nearest one known: a first try makes the
@@ -116,7 +120,7 @@ class DraftWait:
         load = self._loads.get(num_emitting.bit_length())
         if load is None or load.verify_s <= 0.0:
             return None
-        return load.tokens / (load.wait_s + load.verify_s) * num_emitting * load.rounds / load.sequences
+        return load.tokens / (load.wait_s + load.rows_s + load.verify_s) * num_emitting * load.rounds / load.sequences
 
     def pays(self, num_emitting: int) -> bool:
         """Whether to ask in a round with this many emitting sequences. Counts the call as a round."""
@@ -142,11 +146,13 @@ class DraftWait:
         outside_s: float,
         verify_s: float,
         *,
+        rows_s: float = 0.0,
         best: float = 1.0,
     ) -> None:
         """Learn from a round. tokens: emitted; gained: those that only draft models proposed; outside_s: duration of
-        the round without the target's forward; verify_s: duration of that forward; best: `Load.advantage` of the pools
-        that the round would have asked if it were not a trial."""
+        the round without the target's forward; verify_s: duration of that forward without rows_s, that of nodes which
+        only draft models proposed; best: `Load.advantage` of the pools that the round would have asked if it were not a
+        trial."""
         if not asked:
             self.overhead_s += (outside_s - self.overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True
@@ -159,9 +165,10 @@ class DraftWait:
         load.gained += gained
         wait_s, plain_s = max(0.0, outside_s - self.overhead_s), verify_s + min(outside_s, self.overhead_s)
         load.wait_s += wait_s
+        load.rows_s += rows_s
         load.verify_s += plain_s
-        saved_s = (wait_s + plain_s) * gained / max(1, tokens)
-        load.lost_s = max(0.0, load.lost_s + wait_s - saved_s + plain_s * (1.0 - 1.0 / best))
+        saved_s = (wait_s + rows_s + plain_s) * gained / max(1, tokens)
+        load.lost_s = max(0.0, load.lost_s + wait_s + rows_s - saved_s + plain_s * (1.0 - 1.0 / best))
 
     def forget_loads(self) -> None:
         """Drop what asking has brought."""

@@ -71,7 +71,15 @@ class PoolWait:
         return pool in _best_of(loads)
 
     def observe(
-        self, num_emitting: int, asked: Pools, tokens: int, gained: int, *, outside_s: float, verify_s: float
+        self,
+        num_emitting: int,
+        asked: Pools,
+        tokens: int,
+        gained: int,
+        *,
+        outside_s: float,
+        verify_s: float,
+        rows_s: float = 0.0,
     ) -> None:
         """Take in a round that asked these pools, none if (): see `DraftWait.observe`."""
         if not asked:
@@ -80,7 +88,8 @@ class PoolWait:
         elif asked in self._waits:
             best = self._best_other(num_emitting, asked)
             wait = self._waits[asked]
-            wait.observe(num_emitting, True, tokens, gained, outside_s=outside_s, verify_s=verify_s, best=best)
+            times = {"outside_s": outside_s, "verify_s": verify_s, "rows_s": rows_s}
+            wait.observe(num_emitting, True, tokens, gained, **times, best=best)
 
     def forget_pool(self, pool: int) -> None:
         """Drop what asking the pool has brought, alone or with others."""

@@ -30,9 +30,10 @@ POOL_OF = {"a": "draft", "b": "prose"}  # of the workers
 class Cluster:
     """A core, a toy target and one draft worker of each pool; drafts of a round are made at the same time."""
 
-    def __init__(self, guesses, draft_s=(0.004, 0.004)):
-        """guesses: of worker a, then b; draft_s: how long either takes for an answer."""
-        self.target = ToyTarget(VOCAB, LENGTH, seconds=lambda rows: TARGET_S + 0.0004 * rows)
+    def __init__(self, guesses, draft_s=(0.004, 0.004), row_s=0.0004):
+        """guesses: of worker a, then b; draft_s: how long either takes for an answer; row_s: what the target takes for
+        a row."""
+        self.target = ToyTarget(VOCAB, LENGTH, seconds=lambda rows: TARGET_S + row_s * rows)
         self.core = RouterCore(
             toy_info(VOCAB, LENGTH),
             RouterConfig(),
@@ -106,6 +107,7 @@ RIGHT_FOR_CODE = right_where(lambda text: text[0] == CODE)
 RIGHT_FOR_PROSE = right_where(lambda text: text[0] == PROSE)
 ALWAYS_RIGHT = right_where(lambda text: True)
 NEVER_RIGHT = right_where(lambda text: False)
+RIGHT_FOR_A_THIRD = right_where(lambda text: sum(text) % 3 == 0)
 
 
 def share(asked, *pools):
@@ -199,11 +201,21 @@ def test_a_pool_without_workers_is_not_asked_and_the_other_goes_on():
     assert share(cluster.answer("code", 20)) == 1.0
 
 
+@pytest.mark.parametrize(("row_s", "pays"), [(0.0004, True), (0.006, False)])
+def test_drafts_have_to_pay_for_their_rows_of_the_target_too(row_s, pays):
+    """A third of a token for a wait of a sixth of a forward: that pays, but not if its row takes another quarter."""
+    cluster = Cluster((RIGHT_FOR_A_THIRD, NEVER_RIGHT), row_s=row_s)
+    cluster.answer("code", 600)
+    asked = cluster.answer("code", 600)
+    assert (share(asked, "draft") > 0.5) == pays
+    assert (share(asked) > 0.8) != pays
+
+
 def test_what_was_learnt_of_a_draft_model_ends_with_it():
     """One that was of no use would be tried again only after hundreds of rounds."""
     cluster = Cluster((NEVER_RIGHT, NEVER_RIGHT))
     cluster.answer("code", 600)
-    assert share(cluster.answer("code", 100)) > 0.9
+    assert share(cluster.answer("code", 300)) > 0.9
     calibration = cluster.core._choice._calibration
     learnt = calibration.by_sources.curves["level"].copy()
     cluster.workers["b"] = ToyDraftWorker(ALWAYS_RIGHT(cluster.target))
@@ -226,7 +238,7 @@ def test_a_worker_that_comes_back_with_the_same_model_keeps_what_was_learnt():
     cluster.answer("code", 600)
     for models in ({}, {"b": "old"}, {"b": "old", "c": "old"}, {"b": "old"}):
         cluster.core.set_draft_workers(models, "prose")
-    assert share(cluster.answer("code", 100)) > 0.9
+    assert share(cluster.answer("code", 300)) > 0.9
 
 
 def test_a_request_has_the_only_draft_model_that_may_draft_for_it_though_others_are_better_in_its_namespace():
