@@ -247,7 +247,7 @@ def speed(
             target = KnownTargetWithHead(answers, drafts, cost * TARGET_S, fixed or MOST_DEPTH)
             stack.enter_context(patch.object(LocalEngine, "_verify", timed_verify))
         stack.enter_context(patch.object(building, "build_target_engine", lambda *_, **__: target))
-        stack.enter_context(patch.object(offline, "warm_up", lambda _: [(1, 0.0), (64, 0.0)]))
+        stack.enter_context(patch.object(offline, "warm_up", lambda *_, **__: [(1, 0.0), (64, 0.0)]))
         stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
         stack.enter_context(patch.object(building, "build_draft_engine", lambda *_, **__: worker))
         if fixed is not None:

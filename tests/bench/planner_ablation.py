@@ -312,7 +312,7 @@ class Replay:
             answers.use(lambda: build_engine(source, options.model_copy(update={"block_size": 1}), **rest))
             return KnownTarget(answers, VOCAB_SIZE, row_steps)
 
-        def profile(target: Any) -> list[tuple[int, float]]:
+        def profile(target: Any, runs: int = 1) -> list[tuple[int, float]]:
             return [(rows, 0.0) for rows, _ in row_ms]
 
         def make_core(target: WorkerInfo, *args: Any, **options: Any) -> RouterCore:
