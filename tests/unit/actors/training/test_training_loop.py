@@ -1,6 +1,7 @@
 """A training with a time limit ends in time, its learning rate as low as after all steps."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from actors.training.training_loop import run_steps
 def rates_and_shares(monkeypatch, steps: int, most_s: float | None) -> tuple[list[float], list[float], tuple[int, int]]:
     """Learning rate of each step, share that its loss was told, and (done, total) at the end. A step takes a second."""
     clock = itertools.count()
-    monkeypatch.setattr(training_loop.time, "monotonic", lambda: float(next(clock)))
+    own_time = SimpleNamespace(monotonic=lambda: float(next(clock)))  # other threads of this process read the real one
+    monkeypatch.setattr(training_loop, "time", own_time)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     rates: list[float] = []
