@@ -17,6 +17,7 @@ from cluster.router.draft_depth import DraftCosts
 from cluster.router.draft_record import DraftRecord
 from cluster.router.draft_scaling import DraftScaling
 from cluster.router.draft_sources import DraftSources
+from cluster.router.draft_wait import RoundTimes
 from cluster.router.merged_trees import MergedTrees, Proposal, SequenceLimits, best_paths, merge_trees
 from cluster.router.planner import (
     choose_nodes,
@@ -170,12 +171,17 @@ class DraftChoice:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
             num_tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             share = self._share_of_decoding(round)
-            times = outside_s, verify_s * share
-            self._learn_draft_wait(round, emitted, num_tokens, masks, times, now)
+            decoding_s = verify_s * share
+            self._learn_draft_wait(round, emitted, num_tokens, masks, (outside_s, decoding_s), now)
             if self._head is not None and (round.asked.head or self._has_head_drafts(round)):
                 num_gained = self._gained(round, emitted, [self._head])
-                own_s = self._seconds_of_rows(round, _num_of(masks, [self._head]), verify_s * share)
-                self._learn_head_wait(round, num_tokens, num_gained, head_s * share, own_s, times)
+                rows_s = self._seconds_of_rows(round, _num_of(masks, [self._head]), decoding_s)
+                # The head drafts at the end of one round what the next one verifies; either half is a round's share.
+                of_round = RoundTimes(head_s * share, outside_s + decoding_s - rows_s, rows_s)
+                round.traffic.head_wait.observe(round.size.num_emitting, True, num_tokens, num_gained, of_round)
+                if round.asked.head:
+                    weight = _HEAD_WEIGHT if self._head_s else 1.0
+                    self._head_s += (head_s * share - self._head_s) * weight
         return verified, accepted
 
     def _learn_chains(self, round: Round, emitted: list[Emitted]) -> None:
@@ -213,25 +219,21 @@ class DraftChoice:
         prompts. Without the draft models, the rows of what they alone proposed would not have been computed either."""
         outside_s, decoding_s = times
         wait, asked = round.traffic.draft_wait, tuple(round.asked.pools)
-        num_gained = self._gained_by_pools(round, emitted, asked)
-        rows_s = self._seconds_of_rows(round, self._rows_of_pools(round, emitted, masks, asked), decoding_s)
-        wait.observe(
-            round.size.num_emitting, asked, num_tokens, num_gained,
-            outside_s=outside_s, verify_s=decoding_s - rows_s, rows_s=rows_s,
-        )  # fmt: skip
-        overhead_s = min(outside_s, wait.overhead_s)
+
+        def brought_by(pools: tuple[int, ...]) -> tuple[int, RoundTimes]:
+            """Tokens that these pools gained, and the round's times with what they cost."""
+            rows_s = self._seconds_of_rows(round, self._rows_of_pools(round, emitted, masks, pools), decoding_s)
+            return self._gained_by_pools(round, emitted, pools), RoundTimes(outside_s, decoding_s - rows_s, rows_s)
+
+        of_all = brought_by(asked)
+        wait.observe(round.size.num_emitting, asked, num_tokens, *of_all)
         for pool, num_workers in round.asked.pools.items():
             num_sequences = sum(pool in entry.draft_workers for entry in round.entries)
             if not num_sequences:
                 continue  # of several pools, another one drafts for all
-            own, own_s = num_gained, rows_s
-            if len(asked) > 1:
-                own = self._gained_by_pools(round, emitted, (pool,))
-                own_s = self._seconds_of_rows(round, self._rows_of_pools(round, emitted, masks, (pool,)), decoding_s)
-            self._scalings[pool].observe_round(
-                num_sequences, num_workers, num_tokens, own,
-                wait_s=outside_s - overhead_s, rows_s=own_s, plain_s=decoding_s + overhead_s - own_s, now=now,
-            )  # fmt: skip
+            gained, of_round = of_all if len(asked) == 1 else brought_by((pool,))
+            parts = of_round.parts(wait.overhead_s)
+            self._scalings[pool].observe_round(num_sequences, num_workers, num_tokens, gained, parts, now)
 
     def _rows_of_pools(self, round: Round, emitted: list[Emitted], masks: np.ndarray, pools: tuple[int, ...]) -> int:
         """Verified nodes that nobody but these pools proposed."""
@@ -242,6 +244,8 @@ class DraftChoice:
 
     def _seconds_of_rows(self, round: Round, num_rows: int, decoding_s: float) -> float:
         """What so many of the round's draft rows cost of the target's time."""
+        if not num_rows:
+            return 0.0
         rows = round.size.num_rows + sum(entry.num_verified for entry in round.entries)
         others_s = self._step_times.seconds(max(1, rows - num_rows))
         return (1.0 - others_s / self._step_times.seconds(rows)) * decoding_s
@@ -255,28 +259,6 @@ class DraftChoice:
             if round.entries[index].num_chain and round.entries[index].chain_source in sources
         )
         return in_chains + self._gained(round, emitted, sources)
-
-    def _learn_head_wait(
-        self,
-        round: Round,
-        num_tokens: int,
-        num_gained: int,
-        head_s: float,
-        rows_s: float,
-        times: tuple[float, float],
-    ) -> None:
-        """head_s: of the head. rows_s: of the rows that it alone proposed. times: outside of head and target, and of
-        the target; all without the share of prompts.
-
-        The head drafts at the end of one round what the next one verifies; either half is a round's share.
-        """
-        outside_s, decoding_s = times
-        round.traffic.head_wait.observe(
-            round.size.num_emitting, True, num_tokens, num_gained,
-            outside_s=head_s, verify_s=outside_s + decoding_s - rows_s, rows_s=rows_s,
-        )  # fmt: skip
-        if round.asked.head:
-            self._head_s += (head_s - self._head_s) * (_HEAD_WEIGHT if self._head_s else 1.0)
 
     def drop(self, namespace: str) -> None:
         """Drop a namespace's calibration."""

@@ -49,18 +49,15 @@ class DraftScaling:
         num_workers: int,
         tokens: int,
         gained: int,
-        *,
-        wait_s: float,
-        plain_s: float,
+        parts: tuple[float, float, float],
         now: float,
-        rows_s: float = 0.0,
     ) -> None:
         """A round that asked num_workers workers to draft for num_sequences sequences.
 
-        tokens: emitted; gained: those of them that only the draft model had proposed. wait_s: time spent waiting for
-        drafts; rows_s: the target's for what only the draft model had proposed; plain_s: the rest of the round.
+        tokens: emitted; gained: those of them that only the draft model had proposed. parts: from
+        `RoundTimes.parts`.
         """
-        self._rounds = self._rounds * _DECAY + (1.0, num_sequences, tokens, gained, wait_s, rows_s, plain_s)
+        self._rounds = self._rounds * _DECAY + (1.0, num_sequences, tokens, gained, *parts)
         self._num_workers = num_workers
         self._asked_at = now
 

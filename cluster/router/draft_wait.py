@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _DECAY = 0.97  # factor on all sums with each round that asked
 _FIRST_ROUNDS = 8.0  # asked anyway until this much is known
@@ -10,6 +11,18 @@ _BURST = 4  # rounds of a new try; one alone would only measure how the worker c
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 1024
 _TRY_SHARE = 0.005  # share of the rounds' time that unsuccessful tries may take
+
+
+class RoundTimes(NamedTuple):
+    """Seconds of a round, without the share of prompts."""
+
+    outside_s: float  # without the target's forward
+    verify_s: float  # of that forward, without rows_s
+    rows_s: float = 0.0  # of its rows that only those who were asked for drafts proposed
+
+    def parts(self, overhead_s: float) -> tuple[float, float, float]:
+        """Seconds of waiting for drafts, of these rows, and of the rest. overhead_s: of a round that asks nobody."""
+        return max(0.0, self.outside_s - overhead_s), self.rows_s, self.verify_s + min(self.outside_s, overhead_s)
 
 
 @dataclass(slots=True)
@@ -143,18 +156,14 @@ class DraftWait:
         asked: bool,
         tokens: int,
         gained: int,
-        outside_s: float,
-        verify_s: float,
+        times: RoundTimes,
         *,
-        rows_s: float = 0.0,
         best: float = 1.0,
     ) -> None:
-        """Learn from a round. tokens: emitted; gained: those that only draft models proposed; outside_s: duration of
-        the round without the target's forward; verify_s: duration of that forward without rows_s, that of nodes which
-        only draft models proposed; best: `Load.advantage` of the pools that the round would have asked if it were not a
-        trial."""
+        """Learn from a round. tokens: emitted; gained: those that only draft models proposed; best: `Load.advantage` of
+        the pools that the round would have asked if it were not a trial."""
         if not asked:
-            self.overhead_s += (outside_s - self.overhead_s) * (0.1 if self._has_overhead else 1.0)
+            self.overhead_s += (times.outside_s - self.overhead_s) * (0.1 if self._has_overhead else 1.0)
             self._has_overhead = True
             return
         load = self.load(num_emitting)
@@ -163,7 +172,7 @@ class DraftWait:
         load.sequences += num_emitting
         load.tokens += tokens
         load.gained += gained
-        wait_s, plain_s = max(0.0, outside_s - self.overhead_s), verify_s + min(outside_s, self.overhead_s)
+        wait_s, rows_s, plain_s = times.parts(self.overhead_s)
         load.wait_s += wait_s
         load.rows_s += rows_s
         load.verify_s += plain_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cluster.router.draft_wait import DraftWait, Load
+from cluster.router.draft_wait import DraftWait, Load, RoundTimes
 
 Pools = tuple[int, ...]  # indices of the pools that a round asks
 
@@ -70,26 +70,15 @@ class PoolWait:
             return True
         return pool in _best_of(loads)
 
-    def observe(
-        self,
-        num_emitting: int,
-        asked: Pools,
-        tokens: int,
-        gained: int,
-        *,
-        outside_s: float,
-        verify_s: float,
-        rows_s: float = 0.0,
-    ) -> None:
+    def observe(self, num_emitting: int, asked: Pools, tokens: int, gained: int, times: RoundTimes) -> None:
         """Take in a round that asked these pools, none if (): see `DraftWait.observe`."""
         if not asked:
             for wait in self._waits.values():
-                wait.observe(num_emitting, False, tokens, gained, outside_s=outside_s, verify_s=verify_s)
+                wait.observe(num_emitting, False, tokens, gained, times)
         elif asked in self._waits:
             best = self._best_other(num_emitting, asked)
             wait = self._waits[asked]
-            times = {"outside_s": outside_s, "verify_s": verify_s, "rows_s": rows_s}
-            wait.observe(num_emitting, True, tokens, gained, **times, best=best)
+            wait.observe(num_emitting, True, tokens, gained, times, best=best)
 
     def forget_pool(self, pool: int) -> None:
         """Drop what asking the pool has brought, alone or with others."""

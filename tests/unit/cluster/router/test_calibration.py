@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.router.calibration import KNOTS, Calibration, isotonic
-from cluster.router.draft_wait import DraftWait
+from cluster.router.draft_wait import DraftWait, RoundTimes
 from cluster.router.step_time import StepTimeCurve
 
 
@@ -192,7 +192,7 @@ def run(wait, rounds, gain, wait_s, num_emitting=1):
     for _ in range(rounds):
         asks = wait.pays(num_emitting)
         asked += asks
-        wait.observe(num_emitting, asks, 2 + gain * asks, gain * asks, 0.001 + wait_s * asks, 0.04)
+        wait.observe(num_emitting, asks, 2 + gain * asks, gain * asks, RoundTimes(0.001 + wait_s * asks, 0.04))
     return asked
 
 
@@ -216,7 +216,7 @@ def test_tries_in_vain_take_a_small_share_of_the_time_however_long_the_context_i
         asks = wait.pays(1)
         tries += asks and not has_asked
         wait_s = 0.02 + catch_up_s * (not has_asked) if asks else 0.0
-        wait.observe(1, asks, tokens=2, gained=0, outside_s=wait_s, verify_s=0.04)
+        wait.observe(1, asks, tokens=2, gained=0, times=RoundTimes(wait_s, 0.04))
         if index >= 8:  # nothing is known before
             plain_s, waited_s = plain_s + 0.04, waited_s + wait_s
         has_asked = asks
@@ -288,7 +288,7 @@ def test_prompts_go_ahead_to_draft_models_as_long_as_waiting_for_them_has_not_be
     wait = DraftWait()
     assert wait.seems_to_pay(1)
     for _ in range(20):
-        wait.observe(1, True, tokens=1, gained=0, outside_s=0.02, verify_s=0.03)
+        wait.observe(1, True, tokens=1, gained=0, times=RoundTimes(0.02, 0.03))
     assert not wait.seems_to_pay(1)
     assert not wait.seems_to_pay(2)  # a load that is new is taken to be like the nearest
     waits = [wait.pays(1) for _ in range(3000)].index(True)

@@ -116,7 +116,7 @@ def observed(sequences=8, workers=1, per_sequence_s=0.004, fixed_s=0.002, gained
         scaling.observe_answer(max(1, round(each)), fixed_s + per_sequence_s * max(1, round(each)))
         for _ in range(late):
             scaling.observe_late()
-        scaling.observe_round(sequences, workers, 8 + gained, gained, wait_s=elapsed_s, plain_s=0.02, now=float(number))
+        scaling.observe_round(sequences, workers, 8 + gained, gained, (elapsed_s, 0.0, 0.02), float(number))
     return scaling.demand(200.0)
 
 
@@ -153,7 +153,7 @@ def test_a_router_that_has_not_asked_for_long_wants_nothing():
     scaling = DraftScaling()
     assert scaling.demand(0.0) == DraftDemand()
     scaling.observe_answer(4, 0.02)
-    scaling.observe_round(4, 1, 12, 8, wait_s=0.02, plain_s=0.02, now=100.0)
+    scaling.observe_round(4, 1, 12, 8, (0.02, 0.0, 0.02), 100.0)
     assert scaling.demand(101.0).gain > 0.0
     assert scaling.demand(200.0) == DraftDemand()
 

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.router.draft_wait import RoundTimes
 from cluster.router.pool_wait import PoolWait
 
 VERIFY_S, OVERHEAD_S = 0.02, 0.001
@@ -40,7 +41,7 @@ class Pools:
             pools = wait.pools_to_ask(1, range(len(self.known)))
             gained, outside_s = self.gained(pools), OVERHEAD_S + self.wait_s(pools)
             tokens = PLAIN_TOKENS + gained
-            wait.observe(1, pools, tokens, gained, outside_s=outside_s, verify_s=VERIFY_S - OVERHEAD_S)
+            wait.observe(1, pools, tokens, gained, RoundTimes(outside_s, VERIFY_S - OVERHEAD_S))
             asked[pools] += number >= ROUNDS - LAST
         ((last, _),) = asked.most_common(1)
         return self.tokens_per_s(last) / max(map(self.tokens_per_s, self.choices())), len(asked)
@@ -81,7 +82,7 @@ def test_a_pool_that_is_away_is_not_asked_in_company_either():
     for _ in range(100):
         pools = wait.pools_to_ask(1, [0, 2])
         gained = 5 * len(pools)
-        wait.observe(1, pools, 10 + gained, gained, outside_s=0.002, verify_s=VERIFY_S)
+        wait.observe(1, pools, 10 + gained, gained, RoundTimes(0.002, VERIFY_S))
         asked[pools] += 1
     assert asked.keys() == {(0,), (2,), (0, 2)}
     assert asked[0, 2] > 50
