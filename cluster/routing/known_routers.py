@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from actors.messages import GenerationRequest
+from cluster.routing.heard_routers import HeardRouter, HeardRouters
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
 from cluster.routing.router_news import RouterNews
-from cluster.routing.warm_blocks import WarmBlocks
 
 _STALE_S = 2.0  # without news: the router hangs, or cannot be heard
 _NOTHING = (0, Coming())  # sent
@@ -33,20 +33,6 @@ def routed_prompt(request: GenerationRequest) -> RoutedPrompt:
     )
 
 
-@dataclass(slots=True)
-class HeardRouter:
-    """What a router has said of itself."""
-
-    load: RouterLoad | None = None  # None: it takes no requests
-    heard_at: float = 0.0
-    num_heard: int = 0  # news so far
-    num_gateways: int = 1
-    warm: WarmBlocks = field(default_factory=WarmBlocks)
-
-    def num_cold(self, prompt: RoutedPrompt) -> int:
-        return prompt.num_tokens - BLOCK_TOKENS * self.warm.num_leading(prompt.blocks)
-
-
 def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
     """Blocks of a prompt that each router would recompute, each weighted by 1 / (number of routers that have it): a
     block of one router belongs to one conversation, a block of many is in common use.
@@ -67,27 +53,27 @@ class KnownRouters:
     """Routers by id. Several gateways decide by the same news, so each assumes that the others have sent as many
     requests as itself."""
 
-    def __init__(self, rng: random.Random | None = None, heard: dict[str, HeardRouter] | None = None) -> None:
-        """heard: news by router id, shared by simulated gateways; None: no news yet."""
-        self._routers: dict[str, HeardRouter] = {} if heard is None else heard
+    def __init__(self, rng: random.Random | None = None, heard: HeardRouters | None = None) -> None:
+        """heard: news that simulated gateways share; None: no news yet."""
+        self._heard = heard or HeardRouters()
         self._sent: dict[str, tuple[int, Coming]] = {}  # since which of the router's news, and what
         self._rng = rng or random.Random()
 
     def hear(self, news: RouterNews, now: float) -> None:
         """Raises ValueError where the news cannot be read."""
         blocks = news.block_hashes()
-        known = self._routers.setdefault(news.router_id, HeardRouter())
+        known = self._heard.by_id.setdefault(news.router_id, HeardRouter())
         known.load, known.heard_at = news.load, now
         known.num_heard += 1
         known.num_gateways = max(1, news.num_gateways)
         known.warm.capacity = news.num_blocks
         if news.is_whole:
             known.warm.clear()
-        known.warm.use(blocks)
+        self._heard.use(news.router_id, blocks)
 
     def forget_all_but(self, routers: Set[str]) -> None:
-        for router_id in self._routers.keys() - routers:
-            del self._routers[router_id]
+        for router_id in self._heard.by_id.keys() - routers:
+            self._heard.forget(router_id)
             self._sent.pop(router_id, None)
 
     def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
@@ -100,7 +86,7 @@ class KnownRouters:
         """
         heard, silent, closed = [], [], []
         for router_id in self._compared(routers, prompt):
-            known = self._routers.get(router_id)
+            known = self._heard.by_id.get(router_id)
             if known is None or now - known.heard_at > _STALE_S:
                 silent.append(router_id)
             elif known.load is None:
@@ -143,33 +129,19 @@ class KnownRouters:
         return dict.fromkeys((*self._rng.sample(knowing, min(len(knowing), MOST_COMPARED)), *drawn))
 
     def _knowing_most(self, routers: Sequence[str], blocks: Sequence[int]) -> Sequence[str]:
-        """Routers that know the last block that anyone knows, by bisection. They know those before it, too, so that all
-        routers are looked at for the first block only."""
-        begin, end = 0, len(blocks)
-        holders: Sequence[str] = []
-        middle = 0
+        """Routers that know the last block that anyone knows, by bisection among those that know the first one."""
+        if not blocks or not (holders := self._heard.holders(blocks[0])):
+            return []
+        eligible, known = set(routers), self._heard.by_id
+        holders = [one for one in holders if one in eligible]
+        begin, end = 1, len(blocks)
         while begin < end:
-            found = self._holders(holders, blocks[middle]) if begin else self._all_holders(routers, blocks[middle])
-            if found:
+            middle = (begin + end) // 2
+            if found := [one for one in holders if blocks[middle] in known[one].warm]:
                 holders, begin = found, middle + 1
-            elif not begin:
-                return []
             else:
                 end = middle
-            middle = (begin + end) // 2
         return holders
-
-    def _holders(self, routers: Sequence[str], block: int) -> Sequence[str]:
-        known = self._routers
-        return [one for one in routers if block in known[one].warm]
-
-    def _all_holders(self, routers: Sequence[str], block: int) -> Sequence[str]:
-        """Few of many, mostly: they are looked for among all that are known."""
-        among = [one for one, known in self._routers.items() if block in known.warm]
-        if not among:
-            return among
-        eligible = set(routers)
-        return [one for one in among if one in eligible]
 
     def _coming(self, router_id: str, known: HeardRouter) -> Coming:
         """What went there since its last news."""
@@ -178,17 +150,16 @@ class KnownRouters:
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The request goes there: until that router says more, it has more to do, and will have the prompt."""
-        known = self._routers.get(router_id)
+        known = self._heard.by_id.get(router_id)
         if known is not None:
             before = self._coming(router_id, known)
-            coming = Coming(
-                before.requests + known.num_gateways, before.tokens + known.num_gateways * known.num_cold(prompt)
-            )
+            num_cold = prompt.num_tokens - BLOCK_TOKENS * known.warm.num_leading(prompt.blocks)
+            coming = Coming(before.requests + known.num_gateways, before.tokens + known.num_gateways * num_cold)
             self._sent[router_id] = known.num_heard, coming
-            known.warm.use([*reversed(prompt.blocks), prompt.namespace], is_assumed=True)
+            self._heard.use(router_id, [*reversed(prompt.blocks), prompt.namespace], is_assumed=True)
 
     def refused(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The router has refused the request, and will not have its prompt beyond what it has said it has."""
-        known = self._routers.get(router_id)
+        known = self._heard.by_id.get(router_id)
         if known is not None:
             known.warm.drop_assumed([*prompt.blocks, prompt.namespace])

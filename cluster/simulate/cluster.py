@@ -12,7 +12,7 @@ from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
 from cluster.routing.announcer import Announcer
-from cluster.routing.known_routers import HeardRouter
+from cluster.routing.heard_routers import HeardRouters
 from cluster.simulate.cluster_scaling import ClusterScaling
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
@@ -65,7 +65,7 @@ class SimulatedCluster:
         self._inspect = inspect
         self._num_started = self._num_cores = 0
         self._hearers: list[Hear] = []
-        self._heard: dict[str, HeardRouter] | None = {} if options.news == "shared" else None
+        self._heard: HeardRouters | None = HeardRouters() if options.news == "shared" else None
         for _ in range(config.draft.workers if rates is None and config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):

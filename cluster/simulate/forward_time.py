@@ -33,12 +33,14 @@ class MeasuredTimes:
 
     def __init__(self, options: ForwardOptions) -> None:
         self._rows, self._seconds = (np.array(column, np.float64) for column in zip(*options.row_times, strict=True))
-        self._scored_row_s, self._context_token_s = options.scored_row_s, options.context_token_s
+        self._options = options
         self.row_steps = options.row_steps
         self._of_rows = lru_cache(4096)(self._interpolated)
 
     def seconds(self, rows: int, sequences: int, context: int, unscored: int = 0) -> float:
-        return self._of_rows(rows) + self._scored_row_s * (rows - unscored) + self._context_token_s * context
+        told = self._options
+        extra_s = told.scored_row_s * (rows - unscored) + told.sequence_s * max(0, sequences - 1)
+        return self._of_rows(rows) + extra_s + told.context_token_s * context
 
     def _interpolated(self, rows: int) -> float:
         known, seconds = self._rows, self._seconds

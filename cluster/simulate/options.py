@@ -53,6 +53,8 @@ class ForwardOptions(Options):
     """Row counts that forwards are padded to, ascending; beyond the last there is no padding."""
     scored_row_s: _Seconds = 0.0
     """Seconds more for each row with logits: draft nodes, and the last token of a sequence."""
+    sequence_s: _Seconds = 0.0
+    """Seconds more for each further sequence of a round."""
     context_token_s: _Seconds = 0.0
     """Seconds more for each cached token of all sequences of a round."""
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from actors.messages import GenerationRequest
 from cluster.router.deployment import MAX_ONGOING_REQUESTS
-from cluster.routing.known_routers import HeardRouter, KnownRouters
+from cluster.routing.heard_routers import HeardRouters
+from cluster.routing.known_routers import KnownRouters
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import decode_news
 from cluster.simulate.rounds import Group
@@ -49,7 +50,7 @@ class RouterChoice:
     """It takes the shortest queue that it remembers; others it probes behind the request, and waits for them only where
     it remembers none that has room."""
 
-    def __init__(self, readiness: Readiness, seed: int, heard: dict[str, HeardRouter] | None = None) -> None:
+    def __init__(self, readiness: Readiness, seed: int, heard: HeardRouters | None = None) -> None:
         """heard: what routers say, where all gateways share it."""
         self.num_probes = 0
         self._readiness = readiness

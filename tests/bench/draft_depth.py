@@ -6,6 +6,7 @@ The target is SmolLM2, greedy. Draft models are copies of it: one in int4, one w
 target's answers, and what each copy would draft at every position of them, are computed once. Then a real router plays
 rounds over them in simulated time: a forward of the draft model takes a share of the target's, and a row more 0.5 % of
 it. Fixed depths are those of a sweep. Prints tokens per simulated second, and the ratio to the best fixed depth.
+Several sequences at a time are followed by others; one at a time is counted without its prompt.
 
 With --drafter eagle, the copies draft as a head does: at the end of a round for the next one, after the target, as
 deep as the round before it said. A level takes that share. With --drafter ouroboros, whose drafts depend on those
@@ -266,8 +267,9 @@ def speed(
         worker.engine = engine
         seconds, tokens, rounds = 0.0, 0, 0
         ends: list[float] = []  # of rounds with tokens
-        for first in range(0, len(answers), batch_size):
-            block = answers[first : first + batch_size]
+        block_size = len(answers) if batch_size > 1 else 1  # a sequence that ends makes room for the next one
+        for first in range(0, len(answers), block_size):
+            block = answers[first : first + block_size]
             began = engine.now()
             ends.clear()
             most = max(len(answer.token_ids) for answer in block)

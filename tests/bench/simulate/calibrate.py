@@ -2,10 +2,10 @@
 
     python -m tests.bench.simulate.calibrate build/simulate/answers.npz [--concurrency 1 4 16 64] [--json FILE]
 
-The answers come from `record_answers`. A real cluster is started, its constants are measured (`constants.py`), then
-`paceline bench serve` sends the recorded prompts with 1, 4, 16 and 64 requests at a time, each prompt once. The
-simulation has these constants, the same prompts in the same order and the recorded answers, on which the real drafters
-draft. There is no draft model, and rounds are not sent ahead, in both.
+The answers come from `record_answers`. A real cluster is started, and `paceline bench serve` sends the recorded prompts
+with 1, 4, 16 and 64 requests at a time, each prompt once. Before, between and after, its constants are measured
+(`constants.py`). The simulation has these constants, the same prompts in the same order and the recorded answers, on
+which the real drafters draft. There is no draft model, and rounds are not sent ahead, in both.
 
 On a machine that others load, forwards take longer at one time than at another. A second table tells what is left when
 each phase's forwards are simulated at the pace that the real ones had: then the model is compared, and not the machine.
@@ -19,6 +19,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -38,7 +39,7 @@ from cluster.simulate.records import figures_of
 from cluster.simulate.simulation import Simulation
 from cluster.simulate.texts import RecordedTexts
 from cluster.simulate.traffic import Conversation, Turn
-from tests.bench.simulate.constants import Measured, measure
+from tests.bench.simulate.constants import Measured, Probe
 from tests.bench.simulate.real_cluster import RoundMeter, serving
 
 CONFIG = Path("configs/laptop.yaml")
@@ -61,10 +62,13 @@ def phases_of(count: int, concurrency: Sequence[int]) -> list[Phase]:
     return found
 
 
-def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> tuple[dict[int, Figures], list[Phase]]:
+def run_real(
+    url: str, texts: RecordedTexts, phases: Sequence[Phase], probe: Probe
+) -> tuple[dict[int, Figures], list[Phase]]:
     """Also the phases with their prompts in the order in which they were sent."""
     found, sent = {}, []
     for concurrency, numbers in phases:
+        probe.sample()
         prompts = [BenchPrompt(str(n), "", token_ids=tuple(texts.prompts[n].tolist())) for n in numbers]
         options = ServeOptions(
             url=url, num_prompts=len(prompts), max_concurrency=concurrency, max_tokens=len(texts.answers[numbers[0]]),
@@ -86,6 +90,8 @@ def run_real(url: str, texts: RecordedTexts, phases: Sequence[Phase]) -> tuple[d
             "router_ms": read["router_s"] / read["rounds"] * 1e3,
         }
         print(f"real, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
+    probe.sample()
+    probe.sample_drafting()
     return found, sent
 
 
@@ -224,12 +230,14 @@ def main() -> None:
             TemporaryDirectory() as cache,  # nothing is known of earlier runs
             serving(CONFIG, [*SETTINGS, f"cache.directory={cache}"], Path("build/simulate/serve.log")) as url,
         ):
-            measured = measure(url)
-            print(measured.as_json(), flush=True)
-            real, phases = run_real(url, texts, phases)
+            probe = Probe(url)
+            real, phases = run_real(url, texts, phases, probe)
+        measured = probe.samples.fit()
+        print(measured.as_json(), flush=True)
         data = {
             "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
             "load_average": {"before": load_before, "after": os.getloadavg()},
+            "samples": asdict(probe.samples),
             "constants": measured.as_json(),
             "real": real,
             "phases": phases,

@@ -1,16 +1,17 @@
 """Measures the constants of a real cluster: forward times by rows, and what router, gateway and hops take.
 
-Forwards are measured while serving, since processes that share processors slow each other down. Plain decoding of 1, 2,
-4 ... sequences gives the times of as many rows: what longer answers take more than shorter ones, so that prompts and
-the first and last rounds, in which not all sequences decode, cancel out. Answers of one token give the times of
-prompts. The processor time of gateways is the operating system's; the rest comes from what clients see beside that.
+Forwards are measured while serving, since processes that share processors slow each other down: decoding of 1, 2, 4 ...
+sequences with and without drafts, prompts alone, and prompts among decoding sequences. A line by rows, a price for each
+row with logits, one for each sequence and one for each cached token are fitted to the means of these rounds. A machine
+that others use is faster at one time than at another, so samples are to be taken before, between and after what will
+be compared. The processor time of gateways is the operating system's; the rest comes from what clients see beside that.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ _DECODING = (1, 2, 4, 8, 16)
 _PROMPT = 8  # tokens of a prompt while decoding is measured
 _FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
 _PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
+_MIXED = ((8, 48), (32, 48), (96, 16))  # tokens of a prompt, and how many of them, among decoding sequences
+_MIXED_ANSWER, _MIXED_AT_A_TIME = 16, 16
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
-_REPEATS = 9
-_DECODINGS = 3
 _MOST_STEPPED_ROWS = 256  # as of `actors.engine.model_runner`
+_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the line by rows
 _FIRST_TOKEN = 1000  # ids of made-up prompts
 
 
@@ -47,104 +49,153 @@ class Measured:
         return Measured(CostOptions.model_validate(data["costs"]), ForwardOptions.model_validate(data["forward"]))
 
 
-def measure(url: str, seed: int = 0) -> Measured:
-    random = np.random.default_rng(seed)
-    decoding: dict[int, float] = {}  # seconds of a forward by its sequences, of a row each
-    prompts: dict[int, float] = {}  # by rows, of which one has logits
-    periods: dict[int, tuple[float, float]] = {}  # of rounds, by sequences: as clients see it, and the target's part
-    router: dict[int, float] = {}
-    for count in _DECODING:
-        decoding[count], quiet_router_s, gap = _decode(url, random, count, _PROMPT)
-        periods[count] = gap, decoding[count] + quiet_router_s
-        _, router[count], _ = _decode(url, random, count, _PROMPT, "on")
-    far, _, _ = _decode(url, random, _FAR, _FAR_PROMPT)
-    context_token_s = max(0.0, (far - decoding[_FAR]) / (_FAR * (_FAR_PROMPT - _PROMPT)))
-    firsts: list[float] = []  # of answers of one token: what the client waits for beside the target
-    for rows in _PROMPT_ROWS:
-        # In a round each; another, empty one frees the sequence.
-        asked = [_metered(url, random, 1, 1, prompt=rows, answer=1) for _ in range(_REPEATS)]
-        prompts[rows] = statistics.median(read["target_s"] for read, _ in asked)
-        firsts += [records[0].ttft - read["target_s"] for read, records in asked]
-    gateway = _gateway_times(url, random)
-    return Measured(_costs(periods, router, firsts, *gateway), _forward(decoding, prompts, context_token_s))
+@dataclass(frozen=True, slots=True)
+class MeanRound:
+    """Means over rounds of one kind of load."""
+
+    rows: float  # as the target pads them
+    scored: float  # of them, with logits
+    sequences: float
+    context: float  # cached tokens of all sequences
+    target_s: float
 
 
-def _decode(
-    url: str, random: np.random.Generator, count: int, prompt: int, speculation: str = "off"
-) -> tuple[float, float, float]:
-    """Seconds of the target and of the router for a round of so many sequences, and the gap between chunks."""
-    found = []
-    for _ in range(_DECODINGS):
-        short, _ = _metered(url, random, count, count, prompt=prompt, answer=_SHORT, speculation=speculation)
-        long, records = _metered(url, random, count, count, prompt=prompt, answer=_LONG, speculation=speculation)
-        rounds = long["rounds"] - short["rounds"]
+@dataclass(slots=True)
+class Samples:
+    """What has been measured so far."""
+
+    rounds: list[MeanRound] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # between chunks, without the target's and the router's part
+    router: dict[int, list[float]] = field(default_factory=dict)  # s a round, by sequences
+    firsts: list[float] = field(default_factory=list)  # s to the only token of an answer, without the target's part
+    gateway: list[tuple[float, float]] = field(default_factory=list)  # processor s of a request, and of a chunk
+
+    def fit(self) -> Measured:
+        return Measured(self._costs(), fit_forward(self.rounds))
+
+    def _costs(self) -> CostOptions:
+        counts = np.array(sorted(self.router), np.float64)
+        slope, level = np.polyfit(counts, [statistics.median(self.router[int(count)]) for count in counts], 1)
+        link_s = max(0.0, statistics.median(self.gaps))
+        request_s, chunk_s = (statistics.median(column) for column in zip(*self.gateway, strict=True))
+        router_s = max(0.0, level + slope)
+        rest_s = max(0.0, statistics.median(self.firsts) - router_s - link_s - request_s - chunk_s)
+        return CostOptions(
+            gateway_request_s=request_s,
+            gateway_chunk_s=chunk_s,
+            hop_s=rest_s / 4,  # to the gateway, to the router, and back
+            router_request_s=0.0,  # part of the wait for a first token, which is measured as a whole
+            router_round_s=max(0.0, float(level)),
+            router_sequence_s=max(0.0, float(slope)),
+            link_s=link_s,
+        )
+
+
+class Probe:
+    """Sends made-up prompts to a cluster and adds to the samples."""
+
+    def __init__(self, url: str, seed: int = 0) -> None:
+        self.samples = Samples()
+        self._url = url
+        self._random = np.random.default_rng(seed)
+
+    def sample(self) -> None:
+        """Everything without drafts, of which a router learns nothing that it would go by afterwards."""
+        samples = self.samples
+        for count in _DECODING:
+            read, gap = self._decode(count, _PROMPT)
+            rounds = read["rounds"]
+            self._add(read, count, read["rows"] / rounds, count, _PROMPT + (_SHORT + _LONG) / 2)
+            samples.gaps.append(gap - (read["target_s"] + read["router_s"]) / rounds)
+        read, _ = self._decode(_FAR, _FAR_PROMPT)
+        self._add(read, _FAR, read["rows"] / read["rounds"], _FAR, _FAR_PROMPT + (_SHORT + _LONG) / 2)
+        for rows in _PROMPT_ROWS:
+            # In a round each; another, empty one frees the sequence.
+            read, records = self._metered(1, 1, prompt=rows, answer=1)
+            samples.rounds.append(MeanRound(row_tier(rows), 1.0, 1.0, 0.0, read["target_s"]))
+            samples.firsts.append(records[0].ttft - read["target_s"])
+        for prompt, number in _MIXED:
+            read, _ = self._metered(number, _MIXED_AT_A_TIME, prompt=prompt, answer=_MIXED_ANSWER)
+            scored = read["tokens"] / read["rounds"]
+            self._add(read, None, scored, scored, prompt + _MIXED_ANSWER / 2)
+        samples.gateway.append(self._gateway_times())
+
+    def sample_drafting(self) -> None:
+        """What drafting costs the router, and draft rows the target."""
+        for count in _DECODING:
+            read, _ = self._decode(count, _PROMPT, "on")
+            self._add(read, None, read["rows"] / read["rounds"], count, _PROMPT + (_SHORT + _LONG) / 2)
+            self.samples.router.setdefault(count, []).append(read["router_s"] / read["rounds"])
+
+    def _add(self, read: Mapping[str, float], rows: int | None, scored: float, sequences: float, cached: float) -> None:
+        """rows: None where they differ from round to round. cached: tokens of a sequence."""
+        mean = read["rows"] / read["rounds"]
+        filled = mean + (row_tier(round(mean) + 1) - round(mean)) / 2 if rows is None else row_tier(rows)
+        seconds = read["target_s"] / read["rounds"]
+        self.samples.rounds.append(MeanRound(filled, scored, sequences, sequences * cached, seconds))
+
+    def _decode(self, count: int, prompt: int, speculation: str = "off") -> tuple[dict[str, float], float]:
+        """What longer answers of so many sequences take more than shorter ones, so that prompts and the first and last
+        rounds, in which not all sequences decode, cancel out; and the gap between chunks."""
+        short, _ = self._metered(count, count, prompt=prompt, answer=_SHORT, speculation=speculation)
+        long, records = self._metered(count, count, prompt=prompt, answer=_LONG, speculation=speculation)
         gap = statistics.median(gap for record in records for gap in record.itls)
-        found.append((*((long[name] - short[name]) / rounds for name in ("target_s", "router_s")), gap))
-    target_s, router_s, gap = (statistics.median(column) for column in zip(*found, strict=True))
-    return target_s, router_s, gap
+        return {name: long[name] - short[name] for name in long}, gap
+
+    def _gateway_times(self) -> tuple[float, float]:
+        spent = []
+        for answer in (_SHORT, _LONG):
+            before = processor_s(GATEWAYS)
+            self._ask(_ASKED, _ASKED, prompt=_PROMPT, answer=answer)
+            spent.append((processor_s(GATEWAYS) - before) / _ASKED)
+        chunk_s = max(0.0, (spent[1] - spent[0]) / (_LONG - _SHORT))
+        return max(0.0, spent[0] - _SHORT * chunk_s), chunk_s
+
+    def _metered(self, number, concurrency, *, prompt, answer, speculation="off"):  # type: ignore[no-untyped-def]
+        """What the router's metrics say of these requests, and the client's records."""
+        meter = RoundMeter(self._url)
+        records = self._ask(number, concurrency, prompt=prompt, answer=answer, speculation=speculation)
+        return meter.read(), records
+
+    def _ask(self, number, concurrency, *, prompt, answer, speculation="off"):  # type: ignore[no-untyped-def]
+        prompts = [
+            BenchPrompt(str(index), "", token_ids=tuple(self._random.integers(_FIRST_TOKEN, 40_000, prompt).tolist()))
+            for index in range(number)
+        ]
+        options = ServeOptions(
+            url=self._url, num_prompts=number, max_concurrency=concurrency, max_tokens=answer, speculation=speculation,
+            ignore_eos=True, num_warmups=0,
+        )  # fmt: skip
+        return run_serve(prompts, options).records[speculation]
 
 
-def _gateway_times(url: str, random: np.random.Generator) -> tuple[float, float]:
-    """Processor time of a gateway for a request and for a chunk."""
-    spent = []
-    for answer in (_SHORT, _LONG):
-        before = processor_s(GATEWAYS)
-        _ask(url, random, _ASKED, _ASKED, prompt=_PROMPT, answer=answer)
-        spent.append((processor_s(GATEWAYS) - before) / _ASKED)
-    chunk_s = max(0.0, (spent[1] - spent[0]) / (_LONG - _SHORT))
-    return max(0.0, spent[0] - _SHORT * chunk_s), chunk_s
-
-
-def _forward(decoding: dict[int, float], prompts: dict[int, float], context_token_s: float) -> ForwardOptions:
-    """Non-decreasing: a measurement below that of fewer rows is noise."""
-    both = decoding.keys() & prompts.keys()
-    scored_s = max(0.0, statistics.mean((decoding[count] - prompts[count]) / (count - 1) for count in both))
-    seconds = {count: measured - count * scored_s for count, measured in decoding.items()}
-    seconds |= {rows: measured - scored_s for rows, measured in prompts.items()}
-    points, least = [], 0.0
-    for rows in sorted(seconds):
-        least = max(least, seconds[rows])
-        points.append((rows, least))
+def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
+    """The line by rows and the prices that leave the least relative errors, squared. None is negative, nor falls the
+    line."""
+    knots = np.array(_KNOTS, np.float64)
+    columns = []
+    for told in rounds:
+        risen = np.clip((told.rows - knots[:-1]) / np.diff(knots), 0.0, 1.0)  # share of each step between two knots
+        columns.append([1.0, *risen, told.scored, told.sequences - 1.0, told.context])
+    seconds = np.array([told.target_s for told in rounds])
+    found = _least_squares_from_zero(np.array(columns) / seconds[:, None], np.ones(len(seconds)))
     steps = sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
+    line = np.cumsum(found[: len(knots)])
     return ForwardOptions(
-        row_times=tuple(points), row_steps=tuple(steps), scored_row_s=scored_s, context_token_s=context_token_s
+        row_times=tuple(zip(_KNOTS, line.tolist(), strict=True)),
+        row_steps=tuple(steps),
+        scored_row_s=float(found[-3]),
+        sequence_s=float(found[-2]),
+        context_token_s=float(found[-1]),
     )
 
 
-def _costs(
-    periods: dict[int, tuple[float, float]], router: dict[int, float], firsts: list[float], request_s: float,
-    chunk_s: float,
-) -> CostOptions:  # fmt: skip
-    counts = np.array(sorted(router), np.float64)
-    slope, level = np.polyfit(counts, [router[int(count)] for count in counts], 1)
-    link_s = max(0.0, statistics.median(period - known for period, known in periods.values()))
-    router_s = max(0.0, level + slope)
-    rest_s = max(0.0, statistics.median(firsts) - router_s - link_s - request_s - chunk_s)
-    return CostOptions(
-        gateway_request_s=request_s,
-        gateway_chunk_s=chunk_s,
-        hop_s=rest_s / 4,  # to the gateway, to the router, and back
-        router_request_s=0.0,  # part of the wait for a first token, which is measured as a whole
-        router_round_s=max(0.0, float(level)),
-        router_sequence_s=max(0.0, float(slope)),
-        link_s=link_s,
-    )
-
-
-def _metered(url, random, number, concurrency, *, prompt, answer, speculation="off"):  # type: ignore[no-untyped-def]
-    """What the router's metrics say of these requests, and the client's records."""
-    meter = RoundMeter(url)
-    records = _ask(url, random, number, concurrency, prompt=prompt, answer=answer, speculation=speculation)
-    return meter.read(), records
-
-
-def _ask(url, random, number, concurrency, *, prompt, answer, speculation="off"):  # type: ignore[no-untyped-def]
-    prompts = [
-        BenchPrompt(str(index), "", token_ids=tuple(random.integers(_FIRST_TOKEN, 40_000, prompt).tolist()))
-        for index in range(number)
-    ]
-    options = ServeOptions(
-        url=url, num_prompts=number, max_concurrency=concurrency, max_tokens=answer, speculation=speculation,
-        ignore_eos=True, num_warmups=0,
-    )  # fmt: skip
-    return run_serve(prompts, options).records[speculation]
+def _least_squares_from_zero(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Factors >= 0 of the columns, float64 [n], by leaving out the most negative one until there is none."""
+    kept = np.ones(columns.shape[1], bool)
+    while True:
+        found = np.zeros(columns.shape[1])
+        found[kept] = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)[0]
+        if (found >= 0.0).all():
+            return found
+        kept[np.argmin(found)] = False

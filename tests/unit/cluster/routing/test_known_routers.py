@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import Refusal
-from cluster.routing.known_routers import HeardRouter, KnownRouters, RoutedPrompt, repeated_blocks, routed_prompt
+from cluster.routing.heard_routers import HeardRouters
+from cluster.routing.known_routers import KnownRouters, RoutedPrompt, repeated_blocks, routed_prompt
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_load import Coming, RouterLoad, expected_s
@@ -87,7 +88,7 @@ def test_a_router_whose_few_answers_were_long_gets_requests_all_the_same():
 
 
 def test_gateways_that_hear_together_send_each_for_itself():
-    heard: dict[str, HeardRouter] = {}
+    heard = HeardRouters()
     one, other = (KnownRouters(random.Random(1), heard) for _ in range(2))
     one.hear(news("a"), 0.0)
     one.hear(news("b", num_running=2), 0.0)
@@ -122,7 +123,7 @@ def test_whole_news_replace_what_was_known_and_gone_routers_are_forgotten():
 def test_no_more_is_remembered_than_the_router_has_room_for():
     routers = known(news("a", (3, 2, 1), num_blocks=3), news("b", num_running=1), news("c", num_running=1))
     assert first(routers, prompt(1, 2, 3)) == ["a"]
-    assert len(routers._routers["a"].warm) == 3
+    assert len(routers._heard.by_id["a"].warm) == 3
     without_cache = known(news("a", (3, 2, 1), num_blocks=0, num_running=1), news("b"), news("c"))
     assert first(without_cache, prompt(1, 2, 3)) != ["a"]
 
@@ -214,4 +215,4 @@ def test_what_a_router_computes_of_a_refused_prompt_for_others_is_kept():
     routers.sent("a", routed_prompt(request))
     routers.hear(news("a", blocks[:1]), 0.0)
     routers.refused("a", routed_prompt(request))
-    assert [block in routers._routers["a"].warm for block in blocks] == [True, False]
+    assert [block in routers._heard.by_id["a"].warm for block in blocks] == [True, False]

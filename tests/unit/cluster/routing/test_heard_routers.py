@@ -1,0 +1,44 @@
+"""Who has the beginning of a prompt, against a look at all routers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.routing import heard_routers
+from cluster.routing.heard_routers import HeardRouter, HeardRouters
+
+ROUTERS, BLOCKS = st.sampled_from("abcd"), st.integers(0, 7)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("use"), ROUTERS, st.lists(BLOCKS, max_size=5)),
+        st.tuples(st.just("forget"), ROUTERS),
+        st.tuples(st.just("clear"), ROUTERS),
+        st.tuples(st.just("ask"), BLOCKS),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("most", [2, 100])
+@given(steps=STEPS)
+def test_the_holders_of_a_block_are_those_that_have_it(most, steps):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heard_routers, "_MOST_BEGINNINGS", most)
+        routers = HeardRouters()
+        for step in steps:
+            match step:
+                case "use", router_id, blocks:
+                    known = routers.by_id.setdefault(router_id, HeardRouter())
+                    known.warm.capacity = 4
+                    routers.use(router_id, blocks)
+                case "forget", router_id if router_id in routers.by_id:
+                    routers.forget(router_id)
+                case "clear", router_id if router_id in routers.by_id:
+                    routers.by_id[router_id].warm.clear()
+                case "ask", block:
+                    found = routers.holders(block)
+                    assert len(found) == len(set(found))
+                    assert set(found) == {one for one, known in routers.by_id.items() if block in known.warm}
+                    assert len(routers._holders) <= most
