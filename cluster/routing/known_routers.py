@@ -76,7 +76,7 @@ class KnownRouters:
             self._heard.forget(router_id)
             self._sent.pop(router_id, None)
 
-    def ranks(self, routers: Sequence[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
+    def ranks(self, routers: Set[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
         """Routers in order of preference, in ranks of equals; the first one is expected to answer soonest. Of many
         routers only a sample is ranked: loads are not quite up to date, so the others are not much better.
 
@@ -121,20 +121,18 @@ class KnownRouters:
 
         return [router_id for router_id, _, _ in sorted(heard, key=seconds)]
 
-    def _compared(self, routers: Sequence[str], prompt: RoutedPrompt) -> Iterable[str]:
-        drawn = self._rng.sample(routers, min(len(routers), MOST_COMPARED))
+    def _compared(self, routers: Set[str], prompt: RoutedPrompt) -> Iterable[str]:
+        drawn = self._rng.sample(list(routers), min(len(routers), MOST_COMPARED))
         if len(drawn) == len(routers):
             return drawn
         knowing = self._knowing_most(routers, prompt.blocks)
         return dict.fromkeys((*self._rng.sample(knowing, min(len(knowing), MOST_COMPARED)), *drawn))
 
-    def _knowing_most(self, routers: Sequence[str], blocks: Sequence[int]) -> Sequence[str]:
+    def _knowing_most(self, routers: Set[str], blocks: Sequence[int]) -> Sequence[str]:
         """Routers that know the last block that anyone knows, by bisection among those that know the first one."""
-        if not blocks or not (holders := self._heard.holders(blocks[0])):
-            return []
-        eligible, known = set(routers), self._heard.by_id
-        holders = [one for one in holders if one in eligible]
-        begin, end = 1, len(blocks)
+        known = self._heard.by_id
+        holders = [one for one in self._heard.holders(blocks[0]) if one in routers] if blocks else []
+        begin, end = 1, len(blocks) if holders else 0
         while begin < end:
             middle = (begin + end) // 2
             if found := [one for one in holders if blocks[middle] in known[one].warm]:

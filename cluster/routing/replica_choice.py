@@ -23,8 +23,8 @@ def soonest_first(
     refused_by = "" if request.refusal is None else request.refusal.router_id
     if refused_by:
         known.refused(refused_by, prompt)
-    asked = [router_id for router_id in ready if router_id != refused_by] if refused_by else list(ready)
-    ranks = known.ranks(asked, prompt, now)
+    asked = {router_id: ready[router_id] for router_id in ready if router_id != refused_by} if refused_by else ready
+    ranks = known.ranks(asked.keys(), prompt, now)
     if ranks and len(ranks[0]) == 1:
         known.sent(ranks[0][0], prompt)
     if refused_by in ready:

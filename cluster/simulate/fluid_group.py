@@ -83,12 +83,13 @@ class FluidGroup:
         self._turn = 0  # events planned in another turn are void
         self._num_arrived = 0
         self._answer_rounds = _USUAL_ROUNDS
-        self._told: tuple[int, int, bool] | None = None  # what decides the load that was announced last
+        self._has_news = False  # they are planned
         self._told_at = 0.0
         self._make_announcer = make_announcer
         self._begin_anew()
         if make_announcer is not None:
-            events.every(ANNOUNCE_PERIOD_S, self._announce)
+            self._plan_news()
+            events.every(_SAME_NEWS_S, self._repeat_news)
 
     def _begin_anew(self) -> None:
         self._scheduler = Scheduler(self._config, _BLOCK)
@@ -103,13 +104,21 @@ class FluidGroup:
         self._prefixes = PrefixMemory(self._kv_tokens)
         self._announcer = None if self._make_announcer is None else self._make_announcer()
 
+    def _plan_news(self) -> None:
+        """Announce what has changed when routers do: a thousand groups have nothing to say most of the time."""
+        if not self._has_news and self._make_announcer is not None:
+            self._has_news = True
+            self._events.at((self._events.now // ANNOUNCE_PERIOD_S + 1.0) * ANNOUNCE_PERIOD_S, self._announce)
+
+    def _repeat_news(self) -> None:
+        if not self._has_news and self._events.now >= self._told_at + _SAME_NEWS_S:
+            self._announce()
+
     def _announce(self) -> None:
+        self._has_news = False
         if self._announcer is None or not self._is_there:
             return
-        now, state = self._events.now, (self._turn, self._num_arrived, self.is_ready)
-        if state == self._told and now < self._told_at + _SAME_NEWS_S:
-            return
-        self._told, self._told_at = state, now
+        self._told_at = self._events.now
         load = None
         if self.is_ready:
             sequences = self._open.values()
@@ -141,6 +150,7 @@ class FluidGroup:
         self._num_arrived += 1
         self._scheduler.enqueue(self._as_sequence(sequence), now)
         self._open[request.request_id] = sequence
+        self._plan_news()
         if self._prefill_until is None and self._has_target:
             self._advance()
             self._plan(is_within_round=True)
@@ -171,6 +181,7 @@ class FluidGroup:
         self._has_target = False
         self._turn += 1
         self._prefill_until = None
+        self._plan_news()
         self._on_change(self)
 
     def bring_target(self) -> None:
@@ -192,10 +203,12 @@ class FluidGroup:
 
     def bring_router(self) -> None:
         self._is_there = True
+        self._plan_news()
         self._on_change(self)
 
     def drain(self) -> None:
         self._is_draining = True
+        self._plan_news()
         self._on_change(self)
 
     # Time
@@ -214,6 +227,7 @@ class FluidGroup:
         """Begin a round with prompts if there are any, and plan the next event. is_within_round: a round that decodes
         has begun, at half of which we are on average."""
         self._turn += 1
+        self._plan_news()
         if not self._has_target:
             return
         now = self._events.now
