@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from actors.engine.options import RoundLimits
 from actors.messages import VerifyResult
 from cluster.config import MOST_PREFILL_ROWS, RouterConfig, SpeculationConfig
@@ -36,7 +38,7 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
     Unless given, a power of two from 256 on. It is doubled as long as that makes rows cheaper and lets those who
     decode wait at most four times as long as without prompts, or without them those who come meanwhile one second.
     Where 256 rows let those who decode wait longer than 0.15 seconds and twice as long as without prompts, there are
-    fewer, 8 at least.
+    as many as do not, 8 at least.
     """
     if given is not None:
         return given
@@ -65,19 +67,18 @@ def next_prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | Non
         return rows
     if last is None:
         return _LEAST_ROWS
-    rows = min(rows, max(_LEAST_ROWS, 1 << last.rows.bit_length()))
     decoding_s = min(step_times.seconds(decoding), last.seconds)
     row_s = (last.seconds - decoding_s) / max(1, last.rows)
-    while rows > _LEAST_ROWS and decoding_s + rows * row_s > _longest_s(step_times, decoding):
-        rows //= 2
-    return rows
+    in_time = (_longest_s(step_times, decoding) - decoding_s) / row_s if row_s else inf
+    return min(rows, max(_LEAST_ROWS, int(min(in_time, 2 * last.rows))))
 
 
 def rows_within(step_times: StepTimeCurve, decoding: int, rows: int, limit_s: float) -> int:
     """As many of the prompt rows as a round of limit_s has time for, or a few, so that prompts go on."""
-    while rows > _LEAST_ROWS and step_times.seconds(decoding + rows) > limit_s:
-        rows //= 2
-    return rows
+    if step_times.seconds(decoding + rows) <= limit_s:
+        return rows
+    in_time = int(np.searchsorted(step_times.times(decoding + 1, rows), limit_s, side="right"))
+    return min(rows, max(_LEAST_ROWS, in_time))
 
 
 def prompt_round(entries: Iterable[RoundEntry], result: VerifyResult) -> PromptRound | None:

@@ -27,12 +27,15 @@ _DECODING = (1, 2, 4, 8, 16)
 _PROMPT = 8  # tokens of a prompt while decoding is measured
 _FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
 _PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
+_REPEATS = 3  # of each, every time
 _MIXED = ((8, 48), (32, 48), (96, 16))  # tokens of a prompt, and how many of them, among decoding sequences
 _MIXED_ANSWER, _MIXED_AT_A_TIME = 16, 16
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
+_MEAN_PADDING, _FEW_ROWS = 1.5, 4  # rounds of up to 32 rows are padded to a multiple of four
 _MOST_STEPPED_ROWS = 256  # as of `actors.engine.model_runner`
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the line by rows
+_REWEIGHTINGS, _SMALL_ERROR = 30, 0.01
 _FIRST_TOKEN = 1000  # ids of made-up prompts
 
 
@@ -107,9 +110,10 @@ class Probe:
             rounds = read["rounds"]
             self._add(read, count, read["rows"] / rounds, count, _PROMPT + (_SHORT + _LONG) / 2)
             samples.gaps.append(gap - (read["target_s"] + read["router_s"]) / rounds)
-        read, _ = self._decode(_FAR, _FAR_PROMPT)
-        self._add(read, _FAR, read["rows"] / read["rounds"], _FAR, _FAR_PROMPT + (_SHORT + _LONG) / 2)
-        for rows in _PROMPT_ROWS:
+        read, _ = self._decode(_FAR, _FAR_PROMPT)  # they do not all begin at once
+        sequences = read["rows"] / read["rounds"]
+        self._add(read, None, sequences, sequences, _FAR_PROMPT + (_SHORT + _LONG) / 2)
+        for rows in _PROMPT_ROWS * _REPEATS:
             # In a round each; another, empty one frees the sequence.
             read, records = self._metered(1, 1, prompt=rows, answer=1)
             samples.rounds.append(MeanRound(row_tier(rows), 1.0, 1.0, 0.0, read["target_s"]))
@@ -130,7 +134,8 @@ class Probe:
     def _add(self, read: Mapping[str, float], rows: int | None, scored: float, sequences: float, cached: float) -> None:
         """rows: None where they differ from round to round. cached: tokens of a sequence."""
         mean = read["rows"] / read["rounds"]
-        filled = mean + (row_tier(round(mean) + 1) - round(mean)) / 2 if rows is None else row_tier(rows)
+        padding = _MEAN_PADDING if mean > _FEW_ROWS else 0.0  # rounds of one row and of four have no padding
+        filled = row_tier(rows) if rows is not None else mean + padding
         seconds = read["target_s"] / read["rounds"]
         self.samples.rounds.append(MeanRound(filled, scored, sequences, sequences * cached, seconds))
 
@@ -170,15 +175,14 @@ class Probe:
 
 
 def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
-    """The line by rows and the prices that leave the least relative errors, squared. None is negative, nor falls the
-    line."""
+    """The line by rows and the prices that leave the least relative errors. None is negative, nor falls the line."""
     knots = np.array(_KNOTS, np.float64)
     columns = []
     for told in rounds:
         risen = np.clip((told.rows - knots[:-1]) / np.diff(knots), 0.0, 1.0)  # share of each step between two knots
         columns.append([1.0, *risen, told.scored, told.sequences - 1.0, told.context])
     seconds = np.array([told.target_s for told in rounds])
-    found = _least_squares_from_zero(np.array(columns) / seconds[:, None], np.ones(len(seconds)))
+    found = _least_errors(np.array(columns) / seconds[:, None])
     steps = sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
     line = np.cumsum(found[: len(knots)])
     return ForwardOptions(
@@ -190,12 +194,18 @@ def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
     )
 
 
-def _least_squares_from_zero(columns: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Factors >= 0 of the columns, float64 [n], by leaving out the most negative one until there is none."""
+def _least_errors(columns: np.ndarray) -> np.ndarray:
+    """Factors >= 0 of the columns, float64 [n], with which each row adds up to 1: with the least sum of errors, which
+    a few slow rounds do not move, by reweighted least squares. A factor that would be negative is left out."""
+    weights = np.ones(len(columns))
     kept = np.ones(columns.shape[1], bool)
-    while True:
-        found = np.zeros(columns.shape[1])
-        found[kept] = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)[0]
-        if (found >= 0.0).all():
-            return found
-        kept[np.argmin(found)] = False
+    found = np.zeros(columns.shape[1])
+    for _ in range(_REWEIGHTINGS):
+        while True:
+            found[:] = 0.0
+            found[kept] = np.linalg.lstsq(columns[:, kept] * weights[:, None], weights, rcond=None)[0]
+            if (found >= 0.0).all():
+                break
+            kept[np.argmin(found)] = False
+        weights = 1.0 / np.sqrt(np.maximum(np.abs(columns @ found - 1.0), _SMALL_ERROR))
+    return found
