@@ -50,6 +50,7 @@ from cluster.router.worker_drafting import DraftShape
 from cluster.routing.announcer import Announcer
 from cluster.routing.chunk_streams import ChunkSender
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
+from cluster.routing.prefix_blocks import prefix_blocks
 from cluster.routing.publisher import Publisher
 from cluster.text.tokenizer import read_tokenizer
 
@@ -166,7 +167,8 @@ class Router:
 
     def _note_computed(self, request: GenerationRequest, answer: list[int]) -> None:
         tokens = np.concatenate([request.prompt_token_ids, np.array(answer, np.int32)])
-        self._announcer.use(tokens, request.prefix_namespace or request.namespace, request.namespace)
+        blocks = prefix_blocks(tokens, request.prefix_namespace or request.namespace)
+        self._announcer.use(blocks, request.namespace)
 
     async def _announce(self) -> None:
         while True:

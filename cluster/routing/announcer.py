@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-import numpy as np
+from collections.abc import Sequence
 
-from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
+import msgspec
+
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block
 from cluster.routing.publisher import Publisher
 from cluster.routing.router_load import RouterLoad
 from cluster.routing.router_news import NEWS, RouterNews, packed
@@ -24,10 +25,10 @@ class Announcer:
         self._used: list[int] = []  # since the last news
         self._has_newcomer = self._has_forgotten = False  # since then
 
-    def use(self, token_ids: np.ndarray, prefix_namespace: str, namespace: str) -> None:
-        """The target has computed these tokens, int32 [n]. The beginning of a prompt outlives its end, which is of no
-        use without it."""
-        blocks = [*reversed(prefix_blocks(token_ids, prefix_namespace)), namespace_block(namespace)]
+    def use(self, prefix_blocks: Sequence[int], namespace: str) -> None:
+        """The target has computed the tokens of these blocks. The beginning of a prompt outlives its end, which is of
+        no use without it."""
+        blocks = [*reversed(prefix_blocks), namespace_block(namespace)]
         self._warm.use(blocks)
         if self._publisher.subscribers[NEWS] and len(self._used) <= self._warm.capacity:  # beyond, all are told anyway
             self._used += blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -25,6 +26,7 @@ def prefix_blocks(token_ids: np.ndarray, namespace: str) -> list[int]:
     return blocks
 
 
+@lru_cache(4096)
 def namespace_block(namespace: str) -> int:
     """A hash that stands for the namespace itself: whether a router has lately drafted in it."""
     return int.from_bytes(blake2b(namespace.encode(), digest_size=_HASH_BYTES, person=b"namespace").digest(), "little")

@@ -16,11 +16,13 @@ class WarmBlocks(dict[int, bool]):
 
     def use(self, blocks: Iterable[int], *, is_assumed: bool = False) -> None:
         """The last one stays longest. Blocks that are known to be there remain so."""
+        pop = self.pop
         for block in blocks:
-            self[block] = self.pop(block, is_assumed) and is_assumed
-        # In one go: the beginning of a dictionary is looked for past all that was deleted there.
-        for block in list(islice(self, max(0, len(self) - self.capacity))):
-            del self[block]
+            self[block] = pop(block, is_assumed) and is_assumed
+        if (excess := len(self) - self.capacity) > 0:
+            # In one go: the beginning of a dictionary is looked for past all that was deleted there.
+            for block in list(islice(self, excess)):
+                del self[block]
 
     def drop_assumed(self, blocks: Iterable[int]) -> None:
         """Drop those of the blocks that are only assumed to be there."""

@@ -13,6 +13,7 @@ from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
 from cluster.routing.announcer import Announcer
+from cluster.routing.prefix_blocks import prefix_blocks
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
 from cluster.simulate.news import ANNOUNCE_PERIOD_S
@@ -259,7 +260,8 @@ class ExactGroup:
     def _note_computed(self, stream: _Stream) -> None:
         request = stream.request
         tokens = np.concatenate([request.prompt_token_ids, np.array(stream.answer, np.int32)])
-        self._announcer.use(tokens, request.prefix_namespace or request.namespace, request.namespace)
+        blocks = prefix_blocks(tokens, request.prefix_namespace or request.namespace)
+        self._announcer.use(blocks, request.namespace)
 
     def _announce(self) -> None:
         if self._is_there:

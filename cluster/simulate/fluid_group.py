@@ -7,7 +7,7 @@ Rounds with prompts are single events; rounds that only decode are not.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from cluster.config import RouterConfig
 from cluster.router.round import RequestFailed
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.routing.announcer import Announcer
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, prefix_blocks
 from cluster.simulate.events import Events
 from cluster.simulate.news import ANNOUNCE_PERIOD_S
 from cluster.simulate.prefix_memory import PrefixMemory
@@ -54,6 +55,7 @@ class _Sequence:
     num_cached: int = 0
     is_over: bool = False
     keys: Prefixes = ()
+    blocks: Sequence[int] = ()  # of prompt and answer
 
 
 class FluidGroup:
@@ -127,11 +129,11 @@ class FluidGroup:
             load = self._rates.load(running, waiting, self._config.max_running, backlog, self._answer_rounds)
         self._announcer.announce(load, self._kv_tokens)
 
-    def _note_computed(self, sequence: _Sequence, answer: np.ndarray) -> None:
+    def _note_computed(self, sequence: _Sequence, num_tokens: int) -> None:
+        """num_tokens: of the answer so far."""
         if self._announcer is not None:
-            request = sequence.request
-            tokens = np.concatenate([request.prompt_token_ids, answer])
-            self._announcer.use(tokens, request.prefix_namespace or request.namespace, request.namespace)
+            length = sequence.num_tokens + num_tokens
+            self._announcer.use(sequence.blocks[: length // BLOCK_TOKENS], sequence.request.namespace)
 
     @property
     def is_ready(self) -> bool:
@@ -262,7 +264,11 @@ class FluidGroup:
         self._prefill_until = now + self._prefill_s
 
     def _find_prefix(self, sequence: _Sequence) -> None:
-        sequence.keys = self._scripts[sequence.request.sampling.seed].prefixes
+        request, script = sequence.request, self._scripts[sequence.request.sampling.seed]
+        sequence.keys = script.prefixes
+        if self._announcer is not None:
+            tokens = np.concatenate([request.prompt_token_ids, script.answer[-request.max_new_tokens :]])
+            sequence.blocks = prefix_blocks(tokens, request.prefix_namespace or request.namespace)
         found = self._prefixes.find(sequence.keys, sequence.num_tokens - 1)
         sequence.num_cached = found // _BLOCK * _BLOCK
         sequence.rows_left = sequence.num_tokens - sequence.num_cached
@@ -329,7 +335,7 @@ class FluidGroup:
             rounds = 1 + round(num_tokens / speed / self._rates.of(max(1, self._num_decoding))[1])
             stats = SpeculationStats(rounds=rounds)
             self._answer_rounds += _NEW_SHARE * (rounds - self._answer_rounds)
-        self._note_computed(sequence, answer[done : first + num_tokens])
+        self._note_computed(sequence, first + num_tokens - done)
         sequence.deliver(
             TokenChunk(
                 request_id=sequence.request_id,

@@ -61,7 +61,7 @@ async def gateway(keys: LinkKeys) -> AsyncIterator[Heard]:
 async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gateway):
     announcer = routers["a"]
     announcer.announce(None, ROOM)
-    announcer.use(PROMPT[: 2 * BLOCK_TOKENS], "shared", "own")
+    announcer.use(prefix_blocks(PROMPT[: 2 * BLOCK_TOKENS], "shared"), "own")
     gateway.listener.follow(one._publisher.address for one in routers.values())
 
     def announce() -> None:
@@ -72,7 +72,7 @@ async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gatew
     assert whole.block_hashes() == [*reversed(BLOCKS[:2]), namespace_block("own")]
     assert (whole.load, whole.num_gateways, whole.num_blocks) == (IDLE, 1, 100)
     await gateway.wait(lambda news: news.router_id == "b", announce)
-    announcer.use(PROMPT, "shared", "own")
+    announcer.use(prefix_blocks(PROMPT, "shared"), "own")
     more = await gateway.wait(lambda news: news.router_id == "a" and not news.is_whole and bool(news.blocks), announce)
     assert more.block_hashes() == [*reversed(BLOCKS), namespace_block("own")]
 
@@ -80,7 +80,7 @@ async def test_a_gateway_hears_what_is_there_and_then_what_is_new(routers, gatew
 async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_counted(routers, gateway, keys):
     announcer = routers["a"]
     announcer.announce(IDLE, ROOM)
-    announcer.use(PROMPT, "shared", "own")
+    announcer.use(prefix_blocks(PROMPT, "shared"), "own")
     addresses = {"a": announcer._publisher.address}
     gateway.listener.follow(addresses.values())
     await gateway.wait(lambda news: True, lambda: announcer.announce(IDLE, ROOM))
@@ -128,7 +128,7 @@ async def test_a_target_that_lost_its_memory_has_nothing_warm(routers, gateway):
     announcer = routers["a"]
     gateway.listener.follow([announcer._publisher.address])
     announcer.announce(IDLE, ROOM)
-    announcer.use(PROMPT, "shared", "own")
+    announcer.use(prefix_blocks(PROMPT, "shared"), "own")
     await gateway.wait(lambda news: len(news.block_hashes()) == 4, lambda: announcer.announce(IDLE, ROOM))
     announcer.forget()
     gateway.news.clear()
@@ -180,7 +180,7 @@ async def test_a_router_that_does_not_come_to_announce_keeps_no_more_than_it_has
     small = 5 * BLOCK_TOKENS
     await gateway.wait(lambda news: True, lambda: announcer.announce(IDLE, small))
     for number in range(50):
-        announcer.use(PROMPT + number, "shared", "own")
+        announcer.use(prefix_blocks(PROMPT + number, "shared"), "own")
     assert len(announcer._used) <= 10
     gateway.news.clear()
     whole = await gateway.wait(lambda news: bool(news.blocks), lambda: announcer.announce(IDLE, small))

@@ -18,7 +18,7 @@ from actors.messages import GenerationRequest, SamplingParams
 from cluster.routing import policy as policy_module
 from cluster.routing.announcer import Announcer
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
-from cluster.routing.prefix_blocks import BLOCK_TOKENS
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, prefix_blocks
 from cluster.routing.publisher import Publisher
 from paceline_testing.router_loads import IDLE
 
@@ -127,7 +127,7 @@ async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announc
     standby = Replica(router_id="d", is_ready=False)
     prompt = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
     announcers[1].announce(IDLE, 100 * BLOCK_TOKENS)
-    announcers[1].use(prompt, "", "")
+    announcers[1].use(prefix_blocks(prompt, ""), "")
 
     async def ranks_of(tokens: np.ndarray) -> list[list[Replica]]:
         found: Any = await policy.choose_replicas([*replicas, standby], Pending(request(tokens)))  # type: ignore[arg-type,list-item]
