@@ -33,6 +33,17 @@ from actors.lookahead.window import LookaheadWindow
 from actors.options import LookaheadOptions
 from actors.sampling.sampler import likeliest_tokens, rows_for
 
+_FIRST_YIELD, _YIELD_WEIGHT = 2.0, 0.05  # tokens of a forward before any was made, and weight of a new forward
+_YIELD_FORWARDS = 4.0  # forwards of a draft that the namespace's yield counts as
+
+
+@dataclass(slots=True)
+class _Learnt:
+    """What the drafts of a namespace have shown."""
+
+    suffix_shares: list[float]  # acceptance of the suffixes' tokens, by depth
+    forward_yield: float = _FIRST_YIELD  # tokens that a forward adds to a chain
+
 
 @dataclass(slots=True)
 class _State:
@@ -40,7 +51,7 @@ class _State:
 
     scope: Hashable  # key of its phrases in the pool
     window: LookaheadWindow
-    suffix_shares: list[float]  # shared by its namespace
+    learnt: _Learnt  # shared by its namespace
     chain: list[int] = field(default_factory=list)  # the last draft that was sent, without its suffixes
     suffixes: TokenTrie = field(default_factory=TokenTrie)
 
@@ -66,11 +77,12 @@ class OuroborosDraft:
     def is_done(self) -> bool:
         return len(self.chain) >= self.num_wanted or self.confidence < self.min_confidence
 
-    def next_confidences(self) -> list[float]:
+    def next_confidences(self, usual_yield: float) -> list[float]:
         """Confidence of the chain that the next forward extends, and of the chains after each token of that forward, if
-        it yields as many tokens with the same probabilities as the forwards so far."""
-        length = len(self.chain)
-        return [self.confidence ** (1 + more / length) for more in range(max(1, length // self.num_forwards))]
+        it yields as many tokens as the forwards so far and those before (usual_yield), as likely as the ones so far."""
+        length, forwards = len(self.chain), self.num_forwards
+        count = round((length + _YIELD_FORWARDS * usual_yield) / (forwards + _YIELD_FORWARDS))
+        return [self.confidence ** (1 + more / length) for more in range(max(1, count))]
 
 
 @dataclass(slots=True)
@@ -84,6 +96,7 @@ class _Step:
     rows: dict[int, int]  # rows of logits, by node
     ends: list[int]  # nodes at which the window's columns end; empty if it has no room
     path: list[int] = field(default_factory=list)  # nodes followed
+    num_drawn: int = 0  # tokens added to the chain
     is_walking: bool = True
 
 
@@ -125,15 +138,15 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             state.chain = []
 
     def drop_namespace(self, namespace: str) -> None:
-        """Drop a namespace's phrases and the acceptance shares of its suffixes. Phrases of a single request end with
+        """Drop a namespace's phrases and what its drafts have shown. Phrases of a single request end with
         it."""
         self.pool.drop_scope(namespace)
-        self._suffix_shares.drop_namespace(namespace)
+        self._learnt.drop_namespace(namespace)
 
     def drop_all_namespaces(self) -> None:
         options = self._options
         self.pool = PhrasePool(options.phrase_length, options.guess_set_size, options.pool_phrases)
-        self._suffix_shares = SharesByNamespace(lambda: initial_shares(options.phrase_length))
+        self._learnt = SharesByNamespace(lambda: _Learnt(initial_shares(options.phrase_length)))
 
     def _new_state(self, sequence: Sequence) -> _State:
         begin, options = sequence.begin, self._options
@@ -143,17 +156,17 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             scope = self._num_scopes
         prompt = sequence.tokens[: max(1, begin.num_prompt_tokens)]
         window = LookaheadWindow(options.window_size, options.lookahead_level, prompt, begin.sampling.seed)
-        return _State(scope, window, self._suffix_shares.of(begin.namespace))
+        return _State(scope, window, self._learnt.of(begin.namespace))
 
     def _judge(self, state: _State, committed: list[int]) -> None:
         """Update the acceptance shares of suffixes by depth."""
         if committed[: len(state.chain)] != state.chain:
             return
-        node = ROOT
+        node, shares = ROOT, state.learnt.suffix_shares
         for depth, token in enumerate(committed[len(state.chain) :]):
             children = state.suffixes.children(node)
             for guess in children:
-                state.suffix_shares[depth] = share_after(state.suffix_shares[depth], guess == token)
+                shares[depth] = share_after(shares[depth], guess == token)
             if token not in children:
                 break
             node = children[token]
@@ -197,14 +210,20 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             logits = self._forward(steps)
             while walking := [step for step in steps if step.is_walking]:
                 self._walk(walking, logits)
+            for step in steps:
+                learnt = self._states[step.draft.sequence].learnt
+                learnt.forward_yield += _YIELD_WEIGHT * (step.num_drawn - learnt.forward_yield)
             going = [draft for draft in asked if not draft.is_done]
-            if going and not pays(going[0].worth, [each for draft in going for each in draft.next_confidences()]):
+            if going and not pays(going[0].worth, [each for draft in going for each in self._next_confidences(draft)]):
                 for draft in going:
                     draft.num_wanted = len(draft.chain)
             for step in steps:
                 self._keep(step)
                 self._advance_window(step, logits)
         return [self._finished(draft) for draft in asked]
+
+    def _next_confidences(self, draft: OuroborosDraft) -> list[float]:
+        return draft.next_confidences(self._states[draft.sequence].learnt.forward_yield)
 
     def _next_step(self, draft: OuroborosDraft) -> _Step | None:
         # Positions left after the chain.
@@ -269,6 +288,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 draft.num_wanted = len(draft.chain)
                 continue
             draft.chain.append(token)
+            step.num_drawn += 1
             draft.shares.append(share)
             draft.confidence *= share
             node = step.trie.children(step.node).get(token)
@@ -311,6 +331,6 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         depths: list[int] = []
         for token, parent in zip(suffixes.tokens, suffixes.parents, strict=True):
             depths.append(0 if parent == ROOT else depths[parent] + 1)
-            tree.add(len(chain) + parent, token, state.suffix_shares[depths[-1]])
+            tree.add(len(chain) + parent, token, state.learnt.suffix_shares[depths[-1]])
         state.chain, state.suffixes = chain, suffixes
         return tree.finished()

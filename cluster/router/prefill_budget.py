@@ -21,6 +21,7 @@ _UNNOTICED_S = 0.15  # a round that short disturbs nobody who reads a stream
 _MOST_SLOWDOWN = 4.0  # of a short round that decodes, by the prompts beside it
 _MOST_LONG_SLOWDOWN = 2.0  # of a longer one: prompts get half of the time at least
 _LONGEST_ALONE_S = 1.0  # of more rows than usual where nobody decodes: who comes next waits for the round
+_SAFE_SHARE = 0.95  # of the longest round: rows take longer the more tokens come before them
 _WORTH_DOUBLING = 1.8  # times as long for twice the rows: below, a prompt is sooner computed in larger rounds
 
 
@@ -37,8 +38,8 @@ def prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | None) ->
 
     Unless given, a power of two from 256 on. It is doubled as long as that makes rows cheaper and lets those who
     decode wait at most four times as long as without prompts, or without them those who come meanwhile one second.
-    Where 256 rows let those who decode wait longer than 0.15 seconds and twice as long as without prompts, there are
-    as many as do not, 8 at least.
+    Where 256 rows let those who decode wait longer than both 0.15 seconds and twice as long as without prompts, there
+    are as many rows as do not, at least 8.
     """
     if given is not None:
         return given
@@ -69,7 +70,7 @@ def next_prefill_rows(step_times: StepTimeCurve, decoding: int, given: int | Non
         return _LEAST_ROWS
     decoding_s = min(step_times.seconds(decoding), last.seconds)
     row_s = (last.seconds - decoding_s) / max(1, last.rows)
-    in_time = (_longest_s(step_times, decoding) - decoding_s) / row_s if row_s else inf
+    in_time = (_SAFE_SHARE * _longest_s(step_times, decoding) - decoding_s) / row_s if row_s else inf
     return min(rows, max(_LEAST_ROWS, int(min(in_time, 2 * last.rows))))
 
 

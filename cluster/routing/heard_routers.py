@@ -1,4 +1,4 @@
-"""What routers have said of themselves, and which of them have the beginning of a prompt."""
+"""What routers have said of themselves, and which of them have the first block of a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cluster.routing.router_load import RouterLoad
 from cluster.routing.warm_blocks import WarmBlocks
 
-_MOST_BEGINNINGS = 65_536  # whose holders are kept
+_MOST_FIRST_BLOCKS = 65_536  # whose holders are kept
 
 
 @dataclass(slots=True)
@@ -41,11 +41,13 @@ class HeardRouters:
                 holders[router_id] = None
 
     def holders(self, first_block: int) -> list[str]:
-        """Routers that have the first block of a prompt."""
-        routers = self.by_id
-        among = self._holders.pop(first_block, routers)
+        """Routers that have the first block of a prompt; from now on they are kept."""
+        routers, known = self.by_id, self._holders.get(first_block)
+        among = routers if known is None else known
         found = [one for one in among if one in routers and first_block in routers[one].warm]
-        self._holders[first_block] = dict.fromkeys(found)
-        if len(self._holders) > _MOST_BEGINNINGS:
+        if known is None or len(found) < len(known):
+            self._holders[first_block] = dict.fromkeys(found)
+        self._holders.move_to_end(first_block)
+        if len(self._holders) > _MOST_FIRST_BLOCKS:
             self._holders.popitem(last=False)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, KeysView, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from actors.messages import GenerationRequest
@@ -55,7 +55,7 @@ class KnownRouters:
 
     def __init__(self, rng: random.Random | None = None, heard: HeardRouters | None = None) -> None:
         """heard: news that simulated gateways share; None: no news yet."""
-        self._heard = heard or HeardRouters()
+        self._heard = HeardRouters() if heard is None else heard
         self._sent: dict[str, tuple[int, Coming]] = {}  # since which of the router's news, and what
         self._rng = rng or random.Random()
 
@@ -76,7 +76,7 @@ class KnownRouters:
             self._heard.forget(router_id)
             self._sent.pop(router_id, None)
 
-    def ranks(self, routers: Set[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
+    def ranks(self, routers: KeysView[str], prompt: RoutedPrompt, now: float) -> list[list[str]]:
         """Routers in order of preference, in ranks of equals; the first one is expected to answer soonest. Of many
         routers only a sample is ranked: loads are not quite up to date, so the others are not much better.
 
@@ -121,14 +121,14 @@ class KnownRouters:
 
         return [router_id for router_id, _, _ in sorted(heard, key=seconds)]
 
-    def _compared(self, routers: Set[str], prompt: RoutedPrompt) -> Iterable[str]:
+    def _compared(self, routers: KeysView[str], prompt: RoutedPrompt) -> Iterable[str]:
         drawn = self._rng.sample(list(routers), min(len(routers), MOST_COMPARED))
         if len(drawn) == len(routers):
             return drawn
         knowing = self._knowing_most(routers, prompt.blocks)
         return dict.fromkeys((*self._rng.sample(knowing, min(len(knowing), MOST_COMPARED)), *drawn))
 
-    def _knowing_most(self, routers: Set[str], blocks: Sequence[int]) -> Sequence[str]:
+    def _knowing_most(self, routers: KeysView[str], blocks: Sequence[int]) -> Sequence[str]:
         """Routers that know the last block that anyone knows, by bisection among those that know the first one."""
         known = self._heard.by_id
         holders = [one for one in self._heard.holders(blocks[0]) if one in routers] if blocks else []

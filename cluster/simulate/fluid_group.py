@@ -85,13 +85,13 @@ class FluidGroup:
         self._turn = 0  # events planned in another turn are void
         self._num_arrived = 0
         self._answer_rounds = _USUAL_ROUNDS
-        self._has_news = False  # they are planned
+        self._is_news_planned = False
         self._told_at = 0.0
         self._make_announcer = make_announcer
         self._begin_anew()
         if make_announcer is not None:
             self._plan_news()
-            events.every(_SAME_NEWS_S, self._repeat_news)
+            events.every(_SAME_NEWS_S / 2, self._repeat_news)
 
     def _begin_anew(self) -> None:
         self._scheduler = Scheduler(self._config, _BLOCK)
@@ -107,17 +107,17 @@ class FluidGroup:
         self._announcer = None if self._make_announcer is None else self._make_announcer()
 
     def _plan_news(self) -> None:
-        """Announce what has changed when routers do: a thousand groups have nothing to say most of the time."""
-        if not self._has_news and self._make_announcer is not None:
-            self._has_news = True
+        """Announce at the next of the times at which a router does; most of the time a group has nothing to say."""
+        if not self._is_news_planned and self._make_announcer is not None:
+            self._is_news_planned = True
             self._events.at((self._events.now // ANNOUNCE_PERIOD_S + 1.0) * ANNOUNCE_PERIOD_S, self._announce)
 
     def _repeat_news(self) -> None:
-        if not self._has_news and self._events.now >= self._told_at + _SAME_NEWS_S:
+        if not self._is_news_planned and self._events.now >= self._told_at + _SAME_NEWS_S:
             self._announce()
 
     def _announce(self) -> None:
-        self._has_news = False
+        self._is_news_planned = False
         if self._announcer is None or not self._is_there:
             return
         self._told_at = self._events.now

@@ -236,9 +236,11 @@ def speed(
     fixed: int | None = None,
     drafter: str = "draft_model",
 ) -> tuple[float, float]:
-    """(tokens per simulated second after the prompts, tokens a round). spec: the target; cost: time of a draft forward,
-    as a share of the target's; fixed: depth of all drafts, None: by value; drafter: eagle: a head drafts, no worker;
-    ouroboros: `drafts` is the draft model."""
+    """(tokens per simulated second, tokens a round), without first tokens; in batches, the prompts of sequences that
+    follow others take time.
+
+    spec: the target; cost: time of a draft forward, as a share of the target's; fixed: depth of all drafts, None: by
+    value; drafter: eagle: a head drafts, no worker; ouroboros: `drafts` is the draft model."""
     is_head, is_live = drafter == "eagle", drafter == "ouroboros"
     worker = LiveWorker(drafts, cost * TARGET_S) if is_live else Worker(drafts, cost * TARGET_S)
     vocab_size = int(drafts.config.vocab_size) if is_live else drafts.vocab_size

@@ -57,6 +57,8 @@ def test_depths_of_drafts_are_compared(tmp_path):
     by_value, _ = draft_depth.speed(spec, answers, drafts, cost=0.01)
     assert tokens_a_round > 3.0
     assert shallow < min(deep, by_value)
+    one, two = (draft_depth.speed(spec, answers * 2, drafts, 0.01, size, 8)[0] for size in (1, 2))
+    assert one < two  # a sequence that ends is followed by the next one
 
 
 def test_text_for_the_demos_drafter_is_what_the_target_would_write(tmp_path):

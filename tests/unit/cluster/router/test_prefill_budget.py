@@ -81,13 +81,13 @@ def gaps_beside(first_context: int, load: float = 1.0) -> list[float]:
 
 def test_rows_that_take_longer_behind_more_tokens_are_fewer():
     seconds = gaps_beside(0)
-    assert max(seconds) < 0.16
-    assert sum(seconds) / len(seconds) > 0.08  # as many as there is time for
+    assert max(seconds) < 0.15
+    assert sum(seconds) / len(seconds) > 0.12  # as many as there is time for
 
 
 def test_a_prompt_that_is_mostly_in_a_cache_begins_with_few_rows():
     seconds = gaps_beside(7500)
-    assert max(seconds) < 0.151
+    assert max(seconds) < 0.15
 
 
 def test_a_loaded_machine_computes_prompts_all_the_same():

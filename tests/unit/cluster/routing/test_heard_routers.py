@@ -1,4 +1,4 @@
-"""Who has the beginning of a prompt, against a look at all routers."""
+"""Who has the first block of a prompt, against a look at all routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_the_holders_of_a_block_are_those_that_have_it(most, steps):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heard_routers, "_MOST_BEGINNINGS", most)
+        patch.setattr(heard_routers, "_MOST_FIRST_BLOCKS", most)
         routers = HeardRouters()
         for step in steps:
             match step:

@@ -136,7 +136,8 @@ async def test_a_prompt_goes_to_the_router_that_says_it_knows_it(policy, announc
     async with asyncio.timeout(20):
         # Whoever is heard first gets these, and is taken to know them. News that are sent while a gateway connects have
         # no blocks yet.
-        while len(await ranks_of(prompt[:1])) < 4 or len(policy._known._heard.by_id["b"].warm) < 4:
+        heard = policy._known._heard.by_id
+        while len(await ranks_of(prompt[:1])) < 4 or "b" not in heard or len(heard["b"].warm) < 4:
             for announcer in announcers:
                 announcer.announce(IDLE, 100 * BLOCK_TOKENS)
             await asyncio.sleep(0.02)
