@@ -242,6 +242,8 @@ def main() -> None:
             "real": real,
             "phases": phases,
         }
+        if arguments.json is not None:  # the rest takes minutes
+            arguments.json.write_text(json.dumps(data, indent=1) + "\n")
     config = load_config(CONFIG, SETTINGS)
     simulated = run_simulated(config, texts, phases, measured)
     print(differences("Real and simulated, with one set of constants", real, simulated))
