@@ -63,6 +63,8 @@ class InvalidRequest(PacelineError):
 class Overloaded(PacelineError):
     """The bounded queue is full; try again after `retry_after_s` seconds."""
 
+    router_id = ""  # of the router that says so, where another one is to be asked; "": the client is refused
+
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason, retry_after_s)
         self.reason = reason
@@ -74,8 +76,6 @@ class Overloaded(PacelineError):
 
 class ObjectiveUnreachable(Overloaded):
     """The first token would come later than the objective of the request's class; sooner after `retry_after_s`."""
-
-    router_id = ""  # of the router that says so, where another one is to be asked; "": the client is refused
 
 
 class Unavailable(PacelineError):

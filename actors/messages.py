@@ -53,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A router's, since it would miss the request's objective."""
+    """A router's, since its queue is full or it would miss the request's objective."""
 
     router_id: str
     retry_after_s: float

@@ -1,4 +1,4 @@
-"""Asks another router when the first one refuses a request for its objective, and continues a stream on another one
+"""Asks another router when the first one refuses a request, and continues a stream on another one
 when its router is lost.
 
 A token is a function of seed, position and logits, so a router that gets the prompt and the tokens delivered so far
@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from actors.errors import ObjectiveUnreachable, Overloaded, RouterLost, Unavailable
+from actors.errors import Overloaded, RouterLost, Unavailable
 from actors.messages import GenerationRequest, Refusal, TokenChunk
 from cluster.gateway.router_client import RouterClient
 
@@ -60,7 +60,7 @@ class UnbrokenStream:
         """Seconds until the next router is asked. Raises the error if the client is to have it."""
         if isinstance(error, Overloaded):
             refusal = None
-            if isinstance(error, ObjectiveUnreachable) and error.router_id:
+            if error.router_id:
                 refusal = Refusal(error.router_id, error.retry_after_s)
             elif not self._delivered:
                 raise error
@@ -98,8 +98,8 @@ async def generate_unbroken(
     """Chunks of `request`, numbered from 0, each token once. Statistics cover the last router's part only.
 
     Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
-    start is raised at once. After an `ObjectiveUnreachable` one other router is asked. Otherwise `Overloaded` is raised
-    before the first token, and waited out without limit after it. The caller enforces the deadline; each router gets
+    start is raised at once. After an `Overloaded` one other router is asked. If that one refuses, too, `Overloaded` is
+    raised before the first token, and waited out without limit after it. The caller enforces the deadline; each router gets
     the remaining time.
     """
     stream = UnbrokenStream(request, time.monotonic())

@@ -66,8 +66,8 @@ class RouterClient:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Chunks in order, the last one with a finish reason. Closing the iterator cancels the sequence.
 
-        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded. After an ObjectiveUnreachable with a
-        `router_id`, ask again with that refusal.
+        Raises InvalidRequest, Overloaded, Unavailable or DeadlineExceeded. After an Overloaded with a `router_id`, ask
+        again with that refusal.
         """
         receiver = self._receiver
         request = msgspec.structs.replace(

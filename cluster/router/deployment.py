@@ -23,7 +23,7 @@ from ray.util import get_node_ip_address
 
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import create_drafters, expand_drafters
-from actors.errors import ObjectiveUnreachable, Overloaded, RouterLost, Unavailable
+from actors.errors import Overloaded, RouterLost, Unavailable
 from actors.grammar.grammars import Grammars
 from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
@@ -155,7 +155,7 @@ class Router:
                     self._chunks.send(request.gateway, chunk)
                 else:
                     yield chunk
-        except ObjectiveUnreachable as error:
+        except Overloaded as error:
             if request.asks_another:
                 error.router_id = self._router_id
             raise

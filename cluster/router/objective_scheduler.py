@@ -128,7 +128,7 @@ class ObjectiveScheduler(Scheduler):
     # Admission
 
     def _check_room(self, sequence: Sequence, now: float) -> None:
-        kind = sequence.request.service_class
+        kind, comes_back = sequence.request.service_class, not sequence.request.asks_another
         ttft_s = self._objectives[kind].ttft_s
         if ttft_s is not None:
             expected_s, alone_s = self._expected_first_token_s(sequence, now)
@@ -137,16 +137,16 @@ class ObjectiveScheduler(Scheduler):
                 seconds = expected_s - AIMED * ttft_s
                 raise ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
-                    self._retry_after(sequence, seconds, now, comes_back=not sequence.request.asks_another),
+                    self._retry_after(sequence, seconds, now, comes_back),
                 )
         queued = self._num_queued_of(kind)
         if queued >= self._config.max_waiting:
             raise Overloaded(
                 f"{queued} {kind} requests wait; the limit is {self._config.max_waiting}",
-                self._retry_after(sequence, max(1.0, queued / 2) / self._ends_per_s(kind), now),
+                self._retry_after(sequence, max(1.0, queued / 2) / self._ends_per_s(kind), now, comes_back),
             )
 
-    def _retry_after(self, sequence: Sequence, seconds: float, now: float, comes_back: bool = True) -> float:
+    def _retry_after(self, sequence: Sequence, seconds: float, now: float, comes_back: bool) -> float:
         """seconds: until there is room for one more. Clients that were refused before return one after the other, as
         places become free, and this one after them, or earlier if the router asked before has room earlier.
 

@@ -106,10 +106,11 @@ class Scheduler:
     def _check_room(self, sequence: Sequence, now: float) -> None:
         """Raises Overloaded."""
         if self._num_queued >= self._config.max_waiting:
+            refusal = sequence.request.refusal
             raise Overloaded(
                 f"{len(self.waiting)} requests wait and {len(self.running)} run; "
                 f"the limits are {self._config.max_waiting} and {self._config.max_running}",
-                self._retry_after_s(),
+                self._retry_after_s() if refusal is None else min(refusal.retry_after_s, self._retry_after_s()),
             )
 
     @property

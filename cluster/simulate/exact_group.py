@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.errors import ObjectiveUnreachable, RouterLost
+from actors.errors import Overloaded, RouterLost
 from actors.messages import DraftResult, GenerationRequest, VerifyResult
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.router.core import RouterCore
@@ -90,7 +90,7 @@ class ExactGroup:
             raise RouterLost("the router is draining")
         try:
             self.core.add(request, self._events.now)
-        except ObjectiveUnreachable as error:
+        except Overloaded as error:
             if request.asks_another:
                 error.router_id = self.name
             raise

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.errors import RouterLost
+from actors.errors import Overloaded, RouterLost
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.config import RouterConfig
@@ -150,7 +150,12 @@ class FluidGroup:
         count = len(request.prompt_token_ids)
         sequence = _Sequence(request, deliver, self._num_arrived, _Progress(now), request.request_id, count)
         self._num_arrived += 1
-        self._scheduler.enqueue(self._as_sequence(sequence), now)
+        try:
+            self._scheduler.enqueue(self._as_sequence(sequence), now)
+        except Overloaded as error:
+            if request.asks_another:
+                error.router_id = self.name
+            raise
         self._open[request.request_id] = sequence
         self._plan_news()
         if self._prefill_until is None and self._has_target:

@@ -1,4 +1,4 @@
-"""Routers chosen by their news against routers with the fewest requests: prefix hits and first tokens.
+"""Routers chosen by their news against routers with the fewest requests, or by chance: prefix hits and first tokens.
 
     python -m tests.bench.simulate.routing [--groups 2 8] [--seconds 600] [--rate 0.45]
 
@@ -9,10 +9,14 @@ shares of those of one router that forgets nothing and is never busy.
 from __future__ import annotations
 
 import argparse
+import random
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig
+from cluster.simulate import router_choice
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions, SimulationOptions
 from cluster.simulate.rounds import RoundCounts
@@ -71,6 +75,14 @@ def options_of(trace: str, rate: float, seconds: float, *, news: str, forward: F
     )
 
 
+def by_chance() -> AbstractContextManager[object]:
+    """Each request goes to a router drawn by chance."""
+    drawn = random.Random(0)
+    return patch.object(
+        router_choice, "soonest_first", lambda known, ready, request, now: [[drawn.choice(list(ready.values()))]]
+    )
+
+
 def rates_of(trace: str) -> ServiceRates:
     first = options_of(trace, 1.0, 40.0, news="none", forward=FORWARD)
     few_tenants = first.model_copy(update={"traffic": first.traffic.model_copy(update={"tenants": 8})})
@@ -94,19 +106,23 @@ def main() -> None:
         for groups in arguments.groups:
             rate = arguments.rate * times * groups
             found = {}
-            for name, news in (("fewest requests", "none"), ("by news", "each")):
+            for name, news, choice in (
+                ("by chance", "none", by_chance()),
+                ("fewest requests", "none", nullcontext()),
+                ("by news", "each", nullcontext()),
+            ):
                 told = options_of(trace, rate, arguments.seconds, news=news, forward=FORWARD)
-                found[name] = Simulation(config_of(groups), told, rates=rates).run().figures
+                with choice:
+                    found[name] = Simulation(config_of(groups), told, rates=rates).run().figures
             ideal = ideal_hit_rate(trace, rate, arguments.seconds)
-            fewest, by_news = found.values()
-            rows = [
-                (name, f"{fewest[name]:,.2f}", f"{by_news[name]:,.2f}", f"{by_news[name] / fewest[name]:.2f}")
-                for name in NAMES
-            ]
-            hits = (f"{one['prefix_hit_rate'] / ideal:.2f}" for one in (fewest, by_news))
+            rows = []
+            for name in NAMES:
+                fewest, by_news = found["fewest requests"][name], found["by news"][name]
+                rows.append((name, *(f"{one[name]:,.2f}" for one in found.values()), f"{by_news / fewest:.2f}"))
+            hits = (f"{one['prefix_hit_rate'] / ideal:.2f}" for one in found.values())
             rows.append(("hits, of the ideal", *hits, f"ideal {ideal:.2f}"))
-            title = f"\n{trace}, {groups} groups, {fewest['requests']:.0f} requests"
-            print(plain_table(title, ("figure", *found, "ratio"), rows), flush=True)
+            title = f"\n{trace}, {groups} groups, {found['by news']['requests']:.0f} requests"
+            print(plain_table(title, ("figure", *found, "news / fewest"), rows), flush=True)
 
 
 if __name__ == "__main__":

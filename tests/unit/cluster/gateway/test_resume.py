@@ -74,8 +74,12 @@ class Refusing:
         yield TokenChunk(request_id=request.request_id, index=0, token_ids=(7, 7, 7), finish_reason="length")
 
 
-def unreachable(router_id: str, retry_after_s: float) -> ObjectiveUnreachable:
-    error = ObjectiveUnreachable("late", retry_after_s)
+def unreachable(router_id: str, retry_after_s: float) -> Overloaded:
+    return refused(router_id, retry_after_s, ObjectiveUnreachable)
+
+
+def refused(router_id: str, retry_after_s: float, kind: type[Overloaded] = Overloaded) -> Overloaded:
+    error = kind("late", retry_after_s)
     error.router_id = router_id
     return error
 
@@ -85,20 +89,21 @@ async def answer_of(routers: Refusing) -> list[int]:
     return [token async for chunk in generate_unbroken(router, REQUEST, lambda: None) for token in chunk.token_ids]
 
 
-async def test_where_one_router_cannot_meet_the_objective_one_other_is_asked_and_told_of_it() -> None:
-    routers = Refusing(unreachable("a", 2.0))
+@pytest.mark.parametrize("kind", [ObjectiveUnreachable, Overloaded])
+async def test_where_one_router_refuses_one_other_is_asked_and_told_of_it(kind: type[Overloaded]) -> None:
+    routers = Refusing(refused("a", 2.0, kind))
     assert await answer_of(routers) == [7, 7, 7]
     assert routers.asked == [None, Refusal("a", 2.0)]
 
-    routers = Refusing(unreachable("a", 2.0), second := unreachable("", 1.5))
-    with pytest.raises(ObjectiveUnreachable) as raised:
+    routers = Refusing(refused("a", 2.0, kind), second := refused("", 1.5, kind))
+    with pytest.raises(kind) as raised:
         await answer_of(routers)
     assert raised.value is second
     assert len(routers.asked) == 2
 
 
 @pytest.mark.parametrize("error", [unreachable("", 2.0), Overloaded("full", 2.0)])
-async def test_no_other_router_is_asked_where_there_is_none_or_the_queue_is_full(error: Overloaded) -> None:
+async def test_no_other_router_is_asked_where_there_is_none(error: Overloaded) -> None:
     routers = Refusing(error)
     with pytest.raises(Overloaded) as raised:
         await answer_of(routers)
