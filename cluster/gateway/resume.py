@@ -99,8 +99,8 @@ async def generate_unbroken(
 
     Retries if the router is lost or on standby, or raises `Unavailable` after its first chunk; an `Unavailable` at the
     start is raised at once. After an `Overloaded` one other router is asked. If that one refuses, too, `Overloaded` is
-    raised before the first token, and waited out without limit after it. The caller enforces the deadline; each router gets
-    the remaining time.
+    raised before the first token, and waited out without limit after it. The caller enforces the deadline; each router
+    gets the remaining time.
     """
     stream = UnbrokenStream(request, time.monotonic())
     while True:

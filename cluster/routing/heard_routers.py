@@ -42,10 +42,12 @@ class HeardRouters:
 
     def holders(self, first_block: int) -> list[str]:
         """Routers that have the first block of a prompt; from now on they are kept."""
-        routers, known = self.by_id, self._holders.get(first_block)
-        among = routers if known is None else known
-        found = [one for one in among if one in routers and first_block in routers[one].warm]
-        if known is None or len(found) < len(known):
+        routers, asked = self.by_id, self._holders.get(first_block)
+        if asked is None:
+            found = [one for one, known in routers.items() if first_block in known.warm]
+        else:
+            found = [one for one in asked if one in routers and first_block in routers[one].warm]
+        if asked is None or len(found) < len(asked):
             self._holders[first_block] = dict.fromkeys(found)
         self._holders.move_to_end(first_block)
         if len(self._holders) > _MOST_FIRST_BLOCKS:

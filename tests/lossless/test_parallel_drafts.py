@@ -69,13 +69,13 @@ def test_tokens_are_the_same_with_and_without_parallel_drafts(models, sampling):
         assert tokens(drafted, **sampling) == plain
 
 
-def test_guesses_of_mask_tokens_are_accepted(models):
+def test_guesses_of_mask_tokens_are_accepted(models, drafts_pay):
     local = engine(models["target"], models["draft"], 1, gamma=5)
     generation = local.generate([PROMPTS[0]], max_new_tokens=60, temperature=0.0)[0]
     assert generation.accepted_tokens["draft_model"] >= generation.rounds  # two tokens a round and more
 
 
-def test_a_model_that_says_how_many_tokens_it_guesses_is_asked_for_no_more(models, tmp_path):
+def test_a_model_that_says_how_many_tokens_it_guesses_is_asked_for_no_more(models, drafts_pay, tmp_path):
     told = shutil.copytree(models["draft"], tmp_path / "told")
     config = json.loads((told / "config.json").read_text())
     (told / "config.json").write_text(json.dumps(config | {"pard_depth": 2}))
