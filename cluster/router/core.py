@@ -194,10 +194,9 @@ class RouterCore:
         try:
             self._scheduler.enqueue(sequence, now)
         except Overloaded as error:
-            is_unreachable = isinstance(error, ObjectiveUnreachable)
-            if not (is_unreachable and request.asks_another):
+            if not request.asks_another:
                 self.counters.refused += 1
-                self.counters.unreachable[request.service_class] += is_unreachable
+                self.counters.unreachable[request.service_class] += isinstance(error, ObjectiveUnreachable)
             raise
         self._requests.open(sequence)
         self._sink.follow(request)

@@ -16,6 +16,7 @@ from actors.draft_tree import DraftTree, TopProbs
 from actors.errors import DeadlineExceeded, InvalidRequest, LinkError, ModelError, Overloaded
 from actors.messages import (
     DraftResult,
+    Refusal,
     SamplingParams,
     TokenChunk,
     Verdict,
@@ -153,7 +154,12 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(target):
     with pytest.raises(Overloaded) as known:
         core.add(request("late"), now)
     assert 5.0 <= known.value.retry_after_s <= 60.0
-    assert core.counters.refused == 2
+    with pytest.raises(Overloaded) as second:  # the router asked before has room earlier
+        core.add(request("late", refusal=Refusal("other", 2.0)), now)
+    assert second.value.retry_after_s == 2.0
+    with pytest.raises(Overloaded):  # another router is asked, which counts it
+        core.add(request("late", asks_another=True), now)
+    assert core.counters.refused == 3
 
 
 def test_after_a_burst_clients_come_back_when_half_of_the_queue_is_served(target):
