@@ -7,7 +7,7 @@ from collections.abc import Callable
 from actors.drafters.registry import create_drafters, expand_drafters
 from actors.messages import VerifyItem
 from actors.pool_names import FIRST_POOL
-from cluster.config import ClusterConfig
+from cluster.config import NO_CACHE, ClusterConfig
 from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
@@ -18,6 +18,7 @@ from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
 from cluster.simulate.exact_group import ExactGroup
 from cluster.simulate.faults import Fault
+from cluster.simulate.fluid_cache import FluidCache
 from cluster.simulate.fluid_group import FluidGroup
 from cluster.simulate.forward_time import ForwardTimes
 from cluster.simulate.gateway import Gateway
@@ -62,11 +63,12 @@ class SimulatedCluster:
         self._vocab_size = vocab_size
         self._times = times
         self._rates = rates
+        self._has_cache = config.cache.url != NO_CACHE
         self._inspect = inspect
         self._num_started = self._num_cores = 0
         self._hearers: list[Hear] = []
         self._heard: HeardRouters | None = HeardRouters() if options.news == "shared" else None
-        for _ in range(config.draft.workers if rates is None and config.draft.model != "none" else 0):
+        for _ in range(config.draft.workers if config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):
             self._start_group()
@@ -79,6 +81,7 @@ class SimulatedCluster:
             start_s=options.start_s,
             start_group=self._start_group,
             stop_group=self._stop_group,
+            scales_drafts=rates is None,
         )
         events.every(1.0, self._sample)
 
@@ -117,6 +120,8 @@ class SimulatedCluster:
                 blocks,
                 self._told_readiness,
                 (lambda: self._announcer(name)) if self._options.news != "none" else None,
+                draft_pool=self.draft_pool,
+                cache=FluidCache(self.log, self._config.cache.max_namespaces) if self._has_cache else None,
             )
         else:
             group = self._exact_group(name, zone)
@@ -149,7 +154,6 @@ class SimulatedCluster:
             draft_deadline_s=self._config.draft.deadline_ms / 1e3,
             costs=options.costs,
             on_change=self._told_readiness,
-            forget_cache=self.log.leave,
             make_announcer=lambda: self._announcer(name),
         )
         group.set_draft_workers()
@@ -162,7 +166,9 @@ class SimulatedCluster:
     def _core(self, target: ScriptedTarget) -> tuple[RouterCore, RouterCache | None]:
         config, speculation = self._config, self._config.speculation
         names = expand_drafters(speculation.drafters, has_draft_model=bool(self.draft_pool.workers))
-        cache = RouterCache(self.log, self._vocab_size) if config.cache.url != "none" else None
+        cache = None
+        if self._has_cache:
+            cache = RouterCache(self.log, self._vocab_size, config.cache.max_namespaces)
         drafters = create_drafters(names, index=cache, options=speculation.drafter_options)
         self._num_cores += 1
         core = RouterCore(
@@ -213,8 +219,8 @@ class SimulatedCluster:
         if fault.kind == "zone":
             hit = [group for group in groups if group.zone == fault.number % self._options.zones]
         if fault.kind == "store":
-            self.log.is_there = False
-            mend.append(self._bring_store)
+            self.log.lose()
+            mend.append(self.log.bring)
         elif fault.kind == "draft_worker":
             workers = list(self.draft_pool.workers)
             if workers:
@@ -230,6 +236,3 @@ class SimulatedCluster:
                     mend.append(group.bring_router)
         for action in mend:
             self.events.after(fault.seconds, action)
-
-    def _bring_store(self) -> None:
-        self.log.is_there = True

@@ -26,6 +26,7 @@ class ClusterScaling:
         start_s: float,
         start_group: Callable[[], object],
         stop_group: Callable[[Group], object],
+        scales_drafts: bool,
     ) -> None:
         """groups: those that take requests, a mapping that changes with start_group and stop_group. start_s: until one
         that is wanted is there."""
@@ -53,7 +54,7 @@ class ClusterScaling:
                 signals=self._target_signals,
                 resize=self._resize_groups,
             )
-        if draft_pool.workers and draft.most_workers > draft.workers:
+        if scales_drafts and draft_pool.workers and draft.most_workers > draft.workers:
             self._worker_scaler = Autoscaler(
                 events,
                 DraftPolicy(

@@ -87,6 +87,11 @@ class DraftPool:
         result = DraftResult(batch.round_id, seq_ids, trees, stale, cost_s, num_forwards=levels)
         return worker.server.take(cost_s, arrives), result
 
+    def prompt_seconds(self, batch: DraftBatch, result: DraftResult) -> float:
+        """Of the time for a batch, that of prompts which the worker had not seen before: all, if it drafted nothing."""
+        rows = sum(len(item.delta.token_ids) for item in batch.items if not item.delta.start)
+        return self._options.row_s * rows if result.num_forwards else result.elapsed_s
+
     def _caught_up(self, worker: DraftWorker, key: tuple[str, int], item: DraftItem) -> _Known | None:
         delta = item.delta
         if delta.start == 0 and item.begin is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,13 +48,13 @@ class ExactGroup:
         draft_deadline_s: float,
         costs: CostOptions,
         on_change: Callable[[Group], object] = lambda group: None,
-        forget_cache: Callable[[RouterCache], object] = lambda cache: None,
         make_announcer: Callable[[], Announcer],
     ) -> None:
         self.name = name
         self.zone = zone
         self.counts = RoundCounts()
         self.by_running: dict[int, RoundCounts] = {}  # by emitting sequences
+        self.draft_prompt_s = 0.0  # of draft workers, for prompts
         self._events = events
         self._target = target
         self._make_core = make_core
@@ -62,13 +62,13 @@ class ExactGroup:
         self._draft_deadline_s = draft_deadline_s
         self._costs = costs
         self._on_change = on_change
-        self._forget_cache = forget_cache
         self._has_target = self._is_there = True
         self._is_draining = False
         self._streams: dict[str, _Stream] = {}
         self._make_announcer = make_announcer
         self._announcer = make_announcer()
         self._round: Round | None = None
+        self._round_draft_s = 0.0  # of draft workers, without prompts
         self._is_awake = False  # an event of this router is planned that goes on with its rounds
         self._turn = 0  # events planned in another turn are void
         self._late_s = 0.0  # time that requests have taken from the rounds
@@ -142,7 +142,7 @@ class ExactGroup:
         for request_id, stream in streams.items():
             stream.deliver(RequestFailed(request_id, RouterLost("the router is gone")))
         if self._cache is not None:
-            self._forget_cache(self._cache)
+            self._cache.close()
         self._events.after(_LEFT_BEHIND_S, self._target.forget_all)
         self._on_change(self)
 
@@ -200,6 +200,7 @@ class ExactGroup:
             worker_id: self._pool.draft(self.name, worker_id, batch, asked_at)
             for worker_id, batch in round.asked.batches.items()
         }
+        self._note_drafting(round, answers)
         self.core.draft_locally(round)
         ready_at = began + self._own_seconds(round)
         deadline = began + self._draft_deadline_s
@@ -211,6 +212,15 @@ class ExactGroup:
             # A worker that is gone has no link: it is not waited for.
             ready_at = max(ready_at, began if answer is None else min(comes_at, deadline))
         self._events.at(ready_at, self._verify, self._turn, round, results, began)
+
+    def _note_drafting(self, round: Round, answers: Mapping[str, tuple[float, DraftResult] | None]) -> None:
+        self._round_draft_s = 0.0
+        for worker_id, answer in answers.items():
+            if answer is not None:
+                result = answer[1]
+                prompt_s = self._pool.prompt_seconds(round.asked.batches[worker_id], result)
+                self._round_draft_s += result.elapsed_s - prompt_s
+                self.draft_prompt_s += prompt_s
 
     def _own_seconds(self, round: Round) -> float:
         late_s, self._late_s = self._late_s, 0.0
@@ -237,7 +247,7 @@ class ExactGroup:
     def _count(self, round: Round, events: list[RouterEvent], rows: int, seconds: float) -> None:
         tokens = sum(len(event.token_ids) for event in events if not isinstance(event, RequestFailed))
         emitting = round.size.num_emitting
-        counts = RoundCounts(1, tokens, emitting, rows, seconds)
+        counts = RoundCounts(1, tokens, emitting, rows, seconds, self._round_draft_s)
         self.counts.add(counts)
         if 0 < emitting == len(round.entries) == round.size.num_rows:  # it only decodes
             self.by_running.setdefault(emitting, RoundCounts()).add(counts)

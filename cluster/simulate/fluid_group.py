@@ -21,7 +21,9 @@ from cluster.router.round import RequestFailed
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.routing.announcer import Announcer
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, prefix_blocks
+from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
+from cluster.simulate.fluid_cache import FluidCache
 from cluster.simulate.news import ANNOUNCE_PERIOD_S
 from cluster.simulate.prefix_memory import PrefixMemory
 from cluster.simulate.rounds import Deliver, Group
@@ -53,6 +55,7 @@ class _Sequence:
     num_tokens: int
     rows_left: int = -1  # of its prompt; -1: it has not begun
     num_cached: int = 0
+    end: float = 0.0  # the group's tokens at its end, while it decodes
     is_over: bool = False
     keys: Prefixes = ()
     blocks: Sequence[int] = ()  # of prompt and answer
@@ -70,8 +73,11 @@ class FluidGroup:
         kv_tokens: int,
         on_change: Callable[[Group], object],
         make_announcer: Callable[[], Announcer] | None = None,
+        *,
+        draft_pool: DraftPool,
+        cache: FluidCache | None,
     ) -> None:
-        """make_announcer: None: gateways hear nothing of it."""
+        """make_announcer: None: gateways hear nothing of it. draft_pool: its time is counted, nothing else."""
         self.name = name
         self.zone = zone
         self._events = events
@@ -80,6 +86,8 @@ class FluidGroup:
         self._rates = rates
         self._kv_tokens = kv_tokens
         self._on_change = on_change
+        self._draft_pool = draft_pool
+        self._cache = cache
         self._has_target = self._is_there = True
         self._is_draining = False
         self._turn = 0  # events planned in another turn are void
@@ -100,6 +108,7 @@ class FluidGroup:
         self._num_decoding = 0
         self._tokens = 0.0  # that each decoding sequence has emitted since the start
         self._at = self._events.now
+        self._rounds_s = 0.0  # time of all rounds in which sequences decoded
         self._prefill_until: float | None = None  # end of the present round with prompts
         self._prefill_s = self._prefill_rounds = 0.0  # until then, the rest of a round before it included
         self._shares: list[tuple[_Sequence, int]] = []  # its prompt rows
@@ -157,6 +166,8 @@ class FluidGroup:
                 error.router_id = self.name
             raise
         self._open[request.request_id] = sequence
+        if self._cache is not None:
+            self._cache.use(request)
         self._plan_news()
         if self._prefill_until is None and self._has_target:
             self._advance()
@@ -170,7 +181,7 @@ class FluidGroup:
         sequence = self._open.get(request_id)
         if sequence is not None:
             self._advance()
-            self._leave(sequence)
+            self._leave(sequence, self._num_emitted(sequence))
             self._plan()
 
     def target_demand(self) -> TargetDemand | None:
@@ -205,6 +216,8 @@ class FluidGroup:
         self._turn += 1
         for request_id, sequence in self._open.items():
             sequence.deliver(RequestFailed(request_id, RouterLost("the router is gone")))
+        if self._cache is not None:
+            self._cache.close()
         self._begin_anew()
         self._on_change(self)
 
@@ -227,7 +240,10 @@ class FluidGroup:
             seconds, tokens, _, _ = self._rates.of(self._num_decoding)
             if self._prefill_until is not None:
                 seconds = self._prefill_s / self._prefill_rounds
-            self._tokens += tokens * (now - self._at) / seconds
+            rounds = (now - self._at) / seconds
+            self._tokens += tokens * rounds
+            self._rounds_s += now - self._at
+            self._draft_pool.busy_s += rounds * self._rates.drafting(self._num_decoding)[0]
         self._at = now
 
     def _plan(self, is_within_round: bool = False) -> None:
@@ -293,14 +309,17 @@ class FluidGroup:
 
     def _begin_decoding(self, sequence: _Sequence) -> None:
         self._prefixes.add(sequence.keys, sequence.num_tokens)
+        self._draft_pool.busy_s += sequence.num_tokens * self._rates.drafting(self._num_decoding + 1)[1]
+        if self._cache is not None:
+            self._cache.begin(sequence.request, self._rounds_s)
         if sequence.request.max_new_tokens == 1:
             self._finish(sequence, 1)
             return
         self._send(sequence, 1, is_last=False)
         self._num_decoding += 1
         speed = self._rates.speed(sequence.request.sampling.seed)
-        end = self._tokens + (sequence.request.max_new_tokens - 1) / speed
-        heapq.heappush(self._decoding, (end, sequence.arrival, sequence))
+        sequence.end = self._tokens + (sequence.request.max_new_tokens - 1) / speed
+        heapq.heappush(self._decoding, (sequence.end, sequence.arrival, sequence))
 
     def _end_first(self, turn: int) -> None:
         if turn != self._turn:
@@ -320,11 +339,19 @@ class FluidGroup:
     def _finish(self, sequence: _Sequence, num_tokens: int) -> None:
         length = sequence.num_tokens + sequence.request.max_new_tokens
         self._prefixes.add(sequence.keys, length)
-        self._leave(sequence)
+        self._leave(sequence, sequence.request.max_new_tokens)
         self._send(sequence, num_tokens, is_last=True)
 
-    def _leave(self, sequence: _Sequence) -> None:
+    def _num_emitted(self, sequence: _Sequence) -> int:
+        """Of a sequence that has not ended, the tokens so far."""
+        left = (sequence.end - self._tokens) * self._rates.speed(sequence.request.sampling.seed)
+        return max(1, sequence.request.max_new_tokens - round(left))
+
+    def _leave(self, sequence: _Sequence, num_emitted: int) -> None:
         del self._open[sequence.request_id]
+        if self._cache is not None and not sequence.rows_left:
+            round_s = self._rates.of(self._num_decoding)[0]
+            self._cache.end(sequence.request, self._rounds_s, round_s, num_emitted)
         is_decoding = sequence.rows_left == 0 and sequence.request.max_new_tokens > 1
         self._num_decoding -= is_decoding
         sequence.is_over = True

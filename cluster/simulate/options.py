@@ -116,7 +116,7 @@ class SimulationOptions(Options):
     seed: Annotated[int, Field(ge=0)] = 0
     seconds: Annotated[float, Field(gt=0, le=10 * 86_400)] = 120.0
     warm_up_s: _Seconds = 0.0
-    """Requests that arrive before that are not counted."""
+    """Requests that arrive before that are not counted, nor what draft workers and the shared cache do until then."""
     level: Literal["exact", "aggregate"] = "exact"
     """exact: each round of each group by the real router core. aggregate: rounds by their measured rates."""
     news: Literal["each", "shared", "none"] = "each"

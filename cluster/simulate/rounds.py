@@ -20,6 +20,7 @@ class RoundCounts:
     sequences: int = 0  # that emitted, over all rounds
     rows: int = 0
     seconds: float = 0.0
+    draft_s: float = 0.0  # of draft workers, without prompts
 
     def add(self, other: RoundCounts) -> None:
         self.rounds += other.rounds
@@ -27,6 +28,7 @@ class RoundCounts:
         self.sequences += other.sequences
         self.rows += other.rows
         self.seconds += other.seconds
+        self.draft_s += other.draft_s
 
 
 class Group(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,8 +23,10 @@ class ServiceRates:
         times: ForwardTimes,
         most_prefill: int | None,
         tokens_per_round: Sequence[float] = (1.0,),
+        draft_prompt_s: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests."""
+        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests.
+        draft_prompt_s: of draft workers, for each token of prompts, by requests under way."""
         speeds = np.asarray(tokens_per_round, np.float64)
         self._speeds = speeds * (1.0 / speeds).mean()  # to the mean one, so that rounds a token stay the same
         known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
@@ -31,10 +34,13 @@ class ServiceRates:
         self._round_s = [seen.seconds / seen.rounds for _, seen in known]
         self._tokens = [seen.tokens / seen.sequences for _, seen in known]
         self._rows = [seen.rows / seen.rounds for _, seen in known]
+        self._draft_s = [seen.draft_s / seen.rounds for _, seen in known]
+        self._prompt_counts, self._draft_prompt_s = zip(*sorted(draft_prompt_s.items()) or [(0, 0.0)], strict=True)
         self._times = times
         self._curve = StepTimeCurve(profile_of(times), times.row_steps)
         self._most_prefill = most_prefill
         self._table: dict[int, tuple[float, float, float, int]] = {}
+        self._draft_table: dict[int, tuple[float, float]] = {}
 
     def of(self, running: int) -> tuple[float, float, float, int]:
         """Seconds, tokens of each sequence, and rows of a round; prompt rows that go beside them."""
@@ -46,6 +52,15 @@ class ServiceRates:
                 columns = (self._round_s, self._tokens, self._rows)
                 seconds, tokens, rows = (float(np.interp(running, self._counts, column)) for column in columns)
             found = self._table[running] = seconds, tokens, rows, budget
+        return found
+
+    def drafting(self, running: int) -> tuple[float, float]:
+        """Seconds of draft workers: of a round, and for each token of a prompt that comes to it."""
+        found = self._draft_table.get(running)
+        if found is None:
+            round_s = float(np.interp(running, self._counts, self._draft_s)) if running else 0.0
+            prompt_s = float(np.interp(running, self._prompt_counts, self._draft_prompt_s))
+            found = self._draft_table[running] = round_s, prompt_s
         return found
 
     def speed(self, seed: int) -> float:

@@ -7,7 +7,7 @@ network in production; here they are events with the same periods. Counts of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -16,33 +16,16 @@ from cache_service.automata.live_tail import LiveTail
 from cache_service.formats.documents import Piece
 from cache_service.formats.earnings import Earnings
 from cache_service.log.compactor import CompactorSettings
-from cache_service.log.fold_plan import num_absorbed
 from cache_service.log.follower import FollowerSettings
 from cache_service.log.publisher import PublisherSettings
 from cluster.simulate.events import Events
+from cluster.simulate.followed import Followed
 from cluster.simulate.options import CostOptions
-
-_TOKEN_BYTES = 2.5  # of a token in an entry or segment, compressed
-_ENTRY_BYTES = 80  # of an entry's own
+from cluster.simulate.store_traffic import StoreMeter
 
 
-@dataclass(slots=True)
-class StoreTraffic:
-    """Bytes, and messages to the store."""
-
-    written: float = 0.0
-    read: float = 0.0
-    rewritten: float = 0.0  # by folds, beside what is new
-    messages: int = 0
-    dropped_tokens: int = 0  # while the store was away, beyond what publishers keep
-
-
-@dataclass(slots=True)
-class _Namespace:
-    entries: list[Piece] = field(default_factory=list)
-    followers: list[RouterCache] = field(default_factory=list)
-    segments: list[int] = field(default_factory=list)  # tokens of each
-    num_unfolded: int = 0  # tokens
+class Follower(Protocol):
+    def receive(self, namespace: str, pieces: list[Piece]) -> None: ...
 
 
 class SharedLog:
@@ -50,60 +33,64 @@ class SharedLog:
 
     def __init__(self, events: Events, costs: CostOptions) -> None:
         self.events = events
-        self.traffic = StoreTraffic()
+        self.meter = StoreMeter()
         self.is_there = True
         self._delay_s = costs.store_s
-        self._namespaces: dict[str, _Namespace] = {}
+        self._entries: dict[str, list[Piece]] = {}
+        self._followers: dict[str, list[Follower]] = {}
+        self._late: list[tuple[str, Follower]] = []  # that have yet to read what there is
         events.every(CompactorSettings().fold_every_s, self._fold)
 
     def write(self, namespace: str, pieces: list[Piece]) -> None:
-        known = self._namespaces.setdefault(namespace, _Namespace())
-        known.entries += pieces
-        num_tokens = sum(len(piece.token_ids) for piece in pieces)
-        known.num_unfolded += num_tokens
-        num_bytes = _ENTRY_BYTES + _TOKEN_BYTES * num_tokens
-        self.traffic.messages += 1 + len(known.followers)
-        self.traffic.written += num_bytes
-        self.traffic.read += num_bytes * len(known.followers)
-        for follower in known.followers:
+        self._entries.setdefault(namespace, []).extend(pieces)
+        self.meter.write(namespace, sum(len(piece.token_ids) for piece in pieces))
+        for follower in self._followers.get(namespace, ()):
             self.events.after(self._delay_s + FollowerSettings().poll_s / 2, follower.receive, namespace, pieces)
 
-    def follow(self, namespace: str, follower: RouterCache) -> None:
-        known = self._namespaces.setdefault(namespace, _Namespace())
-        known.followers.append(follower)
-        self.traffic.messages += 1
-        if known.entries:
-            self.traffic.read += _TOKEN_BYTES * sum(len(piece.token_ids) for piece in known.entries)
-            self.events.after(self._delay_s, follower.receive, namespace, list(known.entries))
+    def follow(self, namespace: str, follower: Follower) -> None:
+        self._followers.setdefault(namespace, []).append(follower)
+        self.meter.follow(namespace)
+        if self.is_there:
+            self._read(namespace, follower)
+        else:
+            self._late.append((namespace, follower))
 
-    def leave(self, follower: RouterCache) -> None:
-        for known in self._namespaces.values():
-            if follower in known.followers:
-                known.followers.remove(follower)
+    def leave(self, namespace: str, follower: Follower) -> None:
+        self._followers[namespace].remove(follower)
+        self.meter.leave(namespace)
+
+    def lose(self) -> None:
+        """The store is away: nothing is written, read or folded. What it holds stays."""
+        self.is_there = False
+
+    def bring(self) -> None:
+        self.is_there = True
+        late, self._late = self._late, []
+        for namespace, follower in late:
+            if follower in self._followers[namespace]:
+                self._read(namespace, follower)
+
+    def _read(self, namespace: str, follower: Follower) -> None:
+        self.meter.read(namespace)
+        if entries := self._entries.get(namespace):
+            self.events.after(self._delay_s, follower.receive, namespace, list(entries))
 
     def _fold(self) -> None:
-        for known in self._namespaces.values() if self.is_there else ():
-            if not known.num_unfolded:
-                continue
-            absorbed = num_absorbed(known.segments, known.num_unfolded, CompactorSettings().limits.segment_tokens)
-            rewritten = sum(known.segments[len(known.segments) - absorbed :])
-            known.segments[len(known.segments) - absorbed :] = [rewritten + known.num_unfolded]
-            self.traffic.written += _TOKEN_BYTES * known.segments[-1]
-            self.traffic.rewritten += _TOKEN_BYTES * rewritten
-            self.traffic.read += _TOKEN_BYTES * known.segments[-1] * len(known.followers)
-            self.traffic.messages += 2 + len(known.followers)
-            known.num_unfolded = 0
+        if self.is_there:
+            self.meter.fold()
 
 
 class RouterCache:
     """One router's side: a `cluster.router.guarded_sink.TokenSink` and the `AutomataIndex` of its drafter."""
 
-    def __init__(self, log: SharedLog, vocab_size: int) -> None:
+    def __init__(self, log: SharedLog, vocab_size: int, most_namespaces: int) -> None:
         self.num_queued = 0  # tokens that wait to be written
         self._log = log
         self._vocab_size = vocab_size
         self._tails: dict[str, LiveTail] = {}
         self._serials: dict[str, int] = {}
+        self._num_followed = 0
+        self._followed = Followed(most_namespaces, self._begin, self._end)
         self._queued: dict[str, list[Piece]] = {}
         self._is_flushing = False
 
@@ -112,19 +99,34 @@ class RouterCache:
         return self
 
     def automata(self, namespace: str) -> Automata | None:
-        tail = self._tails.get(namespace)
-        return None if tail is None else Automata(None, -1, tail, self._serials[namespace])
+        if namespace not in self._followed:
+            return None
+        self._followed.use(namespace, self._log.events.now)
+        return Automata(None, -1, self._tails[namespace], self._serials[namespace])
 
     def follow(self, namespaces: str | Sequence[str]) -> None:
         """As a sink of several namespaces, as an index of one."""
         for namespace in [namespaces] if isinstance(namespaces, str) else namespaces:
-            if namespace not in self._tails:
-                self._tails[namespace] = LiveTail(self._vocab_size)
-                self._serials[namespace] = len(self._serials)
-                self._log.follow(namespace, self)
+            self._followed.use(namespace, self._log.events.now)
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        self._followed.clear()
+
+    def _begin(self, namespace: str) -> None:
+        self._tails[namespace] = LiveTail(self._vocab_size)
+        self._serials[namespace] = self._num_followed
+        self._num_followed += 1
+        self._log.follow(namespace, self)
+
+    def _end(self, namespace: str) -> None:
+        del self._tails[namespace], self._serials[namespace]
+        self._log.leave(namespace, self)
 
     def receive(self, namespace: str, pieces: list[Piece]) -> None:
-        self._tails[namespace].add(pieces)
+        tail = self._tails.get(namespace)
+        if tail is not None:
+            tail.add(pieces)
 
     def committed(self, namespace: str, document_id: bytes, offset: int, token_ids: np.ndarray) -> None:
         self._queued.setdefault(namespace, []).append(Piece(document_id, offset, token_ids.copy()))
@@ -143,7 +145,7 @@ class RouterCache:
             self._log.events.after(1.0, self._flush)
             return
         else:
-            self._log.traffic.dropped_tokens += self.num_queued
+            self._log.meter.traffic.dropped_tokens += self.num_queued
         self._queued.clear()
         self.num_queued = 0
 

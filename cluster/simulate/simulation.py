@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from cluster.tenants.scope import Sharing, scope_of
 
 _SERVER_KEY = b"simulated"
 _RATE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+_MOST_RATE_WORKERS = 16  # beyond, sequences have a draft worker each anyway
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Report:
     figures: dict[str, float]
     records: list[Record] = field(repr=False)
     by_running: dict[int, RoundCounts] = field(repr=False)  # rounds that only decode, by their sequences
+    draft_prompt_s: float = 0.0  # of draft workers, for prompts, in exact runs
 
     def as_json(self) -> dict[str, Any]:
         rates = {str(count): asdict(counts) for count, counts in sorted(self.by_running.items())}
@@ -92,8 +94,10 @@ class Simulation:
 
     def run(self) -> Report:
         began = time.perf_counter()
+        self.events.run(min(self._options.warm_up_s, self._options.seconds))
+        before = self.totals()
         self.events.run(self._options.seconds)
-        return self.report(time.perf_counter() - began)
+        return self._report(before, time.perf_counter() - began)
 
     def _send(self, turn: Turn) -> None:
         gateways = self.cluster.gateways
@@ -125,43 +129,63 @@ class Simulation:
             )
         return known
 
-    def report(self, wall_s: float) -> Report:
+    def totals(self) -> dict[str, float]:
+        """Seconds, bytes and messages since the start, by the names of the figures."""
+        cluster, traffic = self.cluster, self.cluster.log.meter.traffic
+        return {
+            "draft_workers_busy": cluster.draft_pool.busy_s,
+            "store_written_bytes_per_s": traffic.written,
+            "store_read_bytes_per_s": traffic.read,
+            "store_messages_per_s": traffic.messages,
+            "probes_per_s": sum(gateway.choice.num_probes for gateway in cluster.gateways),
+        }
+
+    def _report(self, before: Mapping[str, float], wall_s: float) -> Report:
+        """before: totals when the warm-up ended."""
         options, cluster = self._options, self.cluster
         counted = [record for record in self.records if record.arrived >= options.warm_up_s]
-        figures = figures_of(counted, options.seconds - options.warm_up_s, options.objectives)
-        traffic, seconds = cluster.log.traffic, options.seconds
+        seconds = options.seconds - options.warm_up_s
+        figures = figures_of(counted, seconds, options.objectives)
+        figures |= {name: (total - before[name]) / seconds for name, total in self.totals().items()}
         figures |= {
             "groups": cluster.mean_groups,
             "draft_workers": cluster.mean_draft_workers,
-            "draft_workers_busy": cluster.draft_pool.busy_s / seconds,
-            "store_written_bytes_per_s": traffic.written / seconds,
-            "store_read_bytes_per_s": traffic.read / seconds,
-            "store_messages_per_s": traffic.messages / seconds,
-            "probes_per_s": sum(gateway.choice.num_probes for gateway in cluster.gateways) / seconds,
-            "busiest_gateway_share": max(gateway.server.busy_s for gateway in cluster.gateways) / seconds,
+            "busiest_gateway_share": max(gateway.server.busy_s for gateway in cluster.gateways) / options.seconds,
             "events": self.events.num_done,
             "wall_s": wall_s,
         }
         by_running: dict[int, RoundCounts] = {}
+        draft_prompt_s = 0.0
         for group in cluster.groups.values():
             if isinstance(group, ExactGroup):
+                draft_prompt_s += group.draft_prompt_s
                 for count, seen in group.by_running.items():
                     by_running.setdefault(count, RoundCounts()).add(seen)
-        return Report(figures, self.records, by_running)
+        return Report(figures, self.records, by_running, draft_prompt_s)
 
 
 def measured_rates(
     config: ClusterConfig, options: SimulationOptions, *, texts: Texts, times: ForwardTimes, seconds: float = 40.0
 ) -> ServiceRates:
-    """Rates of rounds from exact runs of one group, with 1, 2, 4 ... requests of the same traffic under way."""
+    """Rates of rounds from exact runs of one group, with 1, 2, 4 ... requests of the same traffic under way. It has the
+    cluster's draft workers: a router's sequences are spread over all of them."""
     by_running: dict[int, RoundCounts] = {}
     speeds: list[float] = []
-    one_group = config.model_copy(update={"target": config.target.model_copy(update={"groups": 1, "max_groups": None})})
+    draft_prompt_s: dict[int, float] = {}  # by clients, for a token
+    workers = min(config.draft.workers, _MOST_RATE_WORKERS)
+    one_group = config.model_copy(
+        update={
+            "target": config.target.model_copy(update={"groups": 1, "max_groups": None}),
+            "draft": config.draft.model_copy(update={"workers": workers, "max_workers": None}),
+        }
+    )
     for clients in (count for count in _RATE_COUNTS if count <= config.router.max_running):
         traffic = options.traffic.model_copy(update={"clients": clients, "think_s": 0.0, "tool_s": 0.0})
-        closed = options.model_copy(update={"level": "exact", "seconds": seconds, "traffic": traffic})
+        closed = options.model_copy(update={"level": "exact", "seconds": seconds, "warm_up_s": 0.0, "traffic": traffic})
         report = Simulation(one_group, closed, texts=texts, times=times).run()
         for count, seen in report.by_running.items():
             by_running.setdefault(count, RoundCounts()).add(seen)
+        prompt_tokens = sum(record.num_prompt for record in report.records if record.first_at)
+        draft_prompt_s[clients] = report.draft_prompt_s / max(1, prompt_tokens)
         speeds += [record.num_tokens / record.rounds for record in report.records if record.rounds > 1]
-    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,))
+    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), draft_prompt_s)

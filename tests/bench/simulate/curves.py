@@ -1,11 +1,12 @@
 """One scenario at growing numbers of groups and with failures: throughput, latencies, draft workers, cache traffic.
 
-    python -m tests.bench.simulate.curves docs/scale.json [--plot docs/scale.svg] [--groups 1 10 30 100 1000]
+    python -m tests.bench.simulate.curves docs/scale.json [--plot docs/scale.svg] [--groups 1 4 10 30 100 1000]
 
-Every group has the same load. What the file has already is not simulated again: after a change of code, begin another
-one. Draft workers and the shared cache exist in exact runs, which end at `--exact` groups; the rates of rounds of
-aggregated groups are those of an exact one with a draft worker. A million tokens cost the GPUs of groups and draft
-workers at the given price, an example.
+Every group has the same load and a draft worker. What the file has already is not simulated again: after a change of
+code, begin another one. Exact runs end at `--exact` groups; the rates of rounds of aggregated groups are those of an
+exact one with their draft workers, 16 at most. Needed are as many draft workers as are busy for the share
+`autoscaling.draft_busy_share`; exact runs with so many are made for `--needed` groups. A million tokens cost the GPUs
+of groups and needed draft workers at the given price, an example.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+from actors.workers.autoscaling import AutoscalingConfig
 from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig
 from cluster.simulate.faults import Fault, FaultKind
@@ -36,6 +39,7 @@ WARM_UP_S, COUNTED_S, REST_S = 30.0, 30.0, 10.0  # most of what arrives in the c
 LEAST_GROUPS = 30  # fewer are run with several seeds
 FAULT_AT, FAULT_S = 20.0, 10.0
 ZONES = 4
+MOST_RATE_WORKERS = 16  # with more, sequences have a draft worker each anyway
 FAILURES: dict[str, FaultKind | None] = {"none": None, "1 % of groups": "group", "a zone": "zone", "the store": "store"}
 WINDOWS = {
     "before": (FAULT_AT - FAULT_S, FAULT_AT),
@@ -44,12 +48,11 @@ WINDOWS = {
 }
 
 
-def config_of(groups: int) -> ClusterConfig:
-    """A draft worker for each group."""
+def config_of(groups: int, workers: int) -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
             "target": {"groups": groups},
-            "draft": {"model": "auto", "workers": groups, "gamma": 4},
+            "draft": {"model": "auto", "workers": workers, "gamma": 4},
             "gateway": {"replicas": max(2, groups // GROUPS_A_GATEWAY)},
         }
     )
@@ -74,32 +77,36 @@ def options_of(groups: int, rate: float, *, level: str, seed: int, seconds: floa
 
 
 @cache
-def rates_of(rate: float) -> ServiceRates:
+def rates_of(rate: float, workers: int) -> ServiceRates:
     options = options_of(1, rate, level="exact", seed=0, seconds=20.0)
     few_tenants = options.model_copy(update={"traffic": options.traffic.model_copy(update={"tenants": 8})})
     times = MeasuredTimes(options.forward)
-    return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=times, seconds=options.seconds)
+    return measured_rates(
+        config_of(1, workers), few_tenants, texts=PhraseTexts(0), times=times, seconds=options.seconds
+    )
 
 
-def simulated(
-    groups: int, rate: float, level: str, seconds: float, seed: int = 0, faults: Sequence[Fault] = ()
-) -> tuple[Report, SimulationOptions]:
+def simulation_of(
+    groups: int, rate: float, level: str, seconds: float, *, workers: int, seed: int = 0, faults: Sequence[Fault] = ()
+) -> tuple[Simulation, SimulationOptions]:
+    """workers: draft workers."""
     options = options_of(groups, rate, level=level, seed=seed, seconds=seconds + REST_S)
-    rates = rates_of(rate) if level == "aggregate" else None
-    return Simulation(config_of(groups), options, rates=rates, faults=faults).run(), options
+    rates = rates_of(rate, min(workers, MOST_RATE_WORKERS)) if level == "aggregate" else None
+    return Simulation(config_of(groups, workers), options, rates=rates, faults=faults), options
 
 
 def within(report: Report, begin: float, end: float) -> list[Record]:
     return [record for record in report.records if begin <= record.arrived < end]
 
 
-def grown(groups: int, rate: float, level: str) -> Figures:
+def grown(groups: int, rate: float, level: str, workers: int) -> Figures:
     """Of all seeds together."""
     records: list[Record] = []
     means: Figures = {}
     seeds = max(1, LEAST_GROUPS // groups)
     for seed in range(seeds):
-        report, options = simulated(groups, rate, level, WARM_UP_S + COUNTED_S, seed)
+        simulation, options = simulation_of(groups, rate, level, WARM_UP_S + COUNTED_S, workers=workers, seed=seed)
+        report = simulation.run()
         records += within(report, WARM_UP_S, WARM_UP_S + COUNTED_S)
         means = {name: means.get(name, 0.0) + figure / seeds for name, figure in report.figures.items()}
     return means | figures_of(records, seeds * COUNTED_S, options.objectives)
@@ -110,17 +117,27 @@ def failed(groups: int, rate: float, level: str, failure: str) -> dict[str, Figu
     kind = FAILURES[failure]
     count = max(1, groups // 100) if kind == "group" else 1
     faults = [Fault(FAULT_AT, kind, number, FAULT_S) for number in range(count)] if kind else []
-    report, options = simulated(groups, rate, level, FAULT_AT + 2 * FAULT_S, faults=faults)
+    seconds = FAULT_AT + 2 * FAULT_S
+    simulation, options = simulation_of(groups, rate, level, seconds, workers=groups, faults=faults)
+    totals: dict[float, Figures] = {}
+    for edge in {edge for window in WINDOWS.values() for edge in window}:
+        simulation.events.at(edge, lambda edge=edge: totals.update({edge: simulation.totals()}))
+    report = simulation.run()
     return {
         name: figures_of(within(report, begin, end), FAULT_S, options.objectives)
+        | {total: (totals[end][total] - totals[begin][total]) / FAULT_S for total in totals[begin]}
         for name, (begin, end) in WINDOWS.items()
     }
 
 
-def dollars_per_million(groups: int, tokens_per_s: float, price: float, gpus: int) -> float:
+def workers_needed(busy: float) -> int:
+    """busy: draft workers, as a mean over time."""
+    return max(1, ceil(busy / AutoscalingConfig().draft_busy_share))
+
+
+def dollars_per_million(groups: int, workers: int, tokens_per_s: float, price: float, gpus: int) -> float:
     """price: dollars an hour and GPU. gpus: of a target group; a draft worker has one."""
-    per_second = price / 3600 * groups * (gpus + 1)
-    return per_second / tokens_per_s * 1e6
+    return price / 3600 * (groups * gpus + workers) / tokens_per_s * 1e6
 
 
 class Found:
@@ -141,11 +158,10 @@ class Found:
 
 SHOWN = (
     "requests", "tokens_per_s", "goodput_per_s", "goodput_share", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms",
-    "tpot_p99_ms", "prefix_hit_rate", "tokens_per_round", "draft_workers_busy", "store_written_bytes_per_s",
-    "store_read_bytes_per_s", "store_messages_per_s", "probes_per_s", "busiest_gateway_share", "dollars_per_million",
-    "wall_s",
+    "tpot_p99_ms", "prefix_hit_rate", "tokens_per_round", "draft_workers_busy", "draft_workers_needed",
+    "store_written_bytes_per_s", "store_read_bytes_per_s", "store_messages_per_s", "probes_per_s",
+    "busiest_gateway_share", "dollars_per_million", "wall_s",
 )  # fmt: skip
-EXACT_ONLY = ("draft_workers", "store_")
 SHOWN_OF_FAILURES = (
     "requests",
     "goodput_share",
@@ -155,7 +171,14 @@ SHOWN_OF_FAILURES = (
     "ttft_p99_ms",
     "resumed",
     "refusals",
+    "draft_workers_busy",
+    "store_written_bytes_per_s",
+    "store_read_bytes_per_s",
 )
+COMPARED = (
+    "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms", "prefix_hit_rate",
+    "draft_workers_busy", "store_written_bytes_per_s", "store_read_bytes_per_s", "store_messages_per_s",
+)  # fmt: skip
 
 
 def _table(title: str, columns: dict[tuple[str, int], Figures], names: Sequence[str]) -> str:
@@ -167,9 +190,18 @@ def _number(figure: float | None) -> str:
     return "-" if figure is None else f"{figure:,.{3 if abs(figure) < 10 else 0}f}"
 
 
-def _failures(found: Found, groups: int, rate: float, level: str, failures: Sequence[str]) -> str:
+def _differences(sizes: dict[tuple[str, int], Figures]) -> str:
+    both = [groups for level, groups in sizes if level == "exact" and ("aggregate", groups) in sizes]
+    rows = [
+        (name, *(f"{sizes['aggregate', groups][name] / sizes['exact', groups][name] - 1:+.1%}" for groups in both))
+        for name in COMPARED
+    ]
+    return plain_table("Aggregated runs against exact ones", ("figure", *map(str, both)), rows)
+
+
+def _failures(found: Found, groups: int, rate: float, level: str) -> str:
     rows = []
-    for failure in failures:
+    for failure in FAILURES:
         windows = found.get(
             f"{level}, {groups} groups, failure of {failure}",
             lambda failure=failure: failed(groups, rate, level, failure),
@@ -185,9 +217,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="JSON, read and written")
     parser.add_argument("--plot", type=Path, help="SVG or PNG; needs the extra `plot`")
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 10, 30, 100, 1000])
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 4, 10, 30, 100, 1000])
     parser.add_argument("--exact", type=int, default=30, help="most groups that are simulated round by round")
-    parser.add_argument("--failing", type=int, nargs="*", default=[10, 100], help="groups of runs with failures")
+    parser.add_argument("--needed", type=int, nargs="*", default=[10], help="groups of runs with the needed workers")
+    parser.add_argument("--failing", type=int, nargs="*", default=[10, 100, 1000], help="groups of runs with failures")
+    parser.add_argument("--failing-exact", type=int, nargs="*", default=[10], help="the same, exact ones")
     parser.add_argument("--rate", type=float, default=0.4, help="conversations a second and group")
     parser.add_argument("--price", type=float, default=2.0, help="dollars an hour and GPU")
     parser.add_argument("--gpus", type=int, default=1, help="of a target group")
@@ -198,15 +232,21 @@ def main() -> None:
     sizes: dict[tuple[str, int], Figures] = {}
     for level, groups in runs:
         name = f"{level}, {groups} groups"
-        figures = found.get(name, lambda level=level, groups=groups: grown(groups, rate, level))
-        per_million = dollars_per_million(groups, figures["tokens_per_s"], arguments.price, arguments.gpus)
-        kept = {one: figure for one, figure in figures.items() if level == "exact" or not one.startswith(EXACT_ONLY)}
-        sizes[level, groups] = kept | {"dollars_per_million": per_million}
+        figures = found.get(name, lambda level=level, groups=groups: grown(groups, rate, level, groups))
+        sizes[level, groups] = figures | {"draft_workers_needed": workers_needed(figures["draft_workers_busy"])}
+    for groups in arguments.needed:
+        workers = workers_needed(sizes["exact", groups]["draft_workers_busy"])
+        name = f"exact, {groups} groups, {workers} draft workers"
+        figures = found.get(name, lambda groups=groups, workers=workers: grown(groups, rate, "exact", workers))
+        sizes["exact, needed workers", groups] = figures | {"draft_workers_needed": workers}
+    for (_, groups), figures in sizes.items():
+        costs = groups, round(figures["draft_workers_needed"]), figures["tokens_per_s"]
+        figures["dollars_per_million"] = dollars_per_million(*costs, arguments.price, arguments.gpus)
     print(_table("One load a group", sizes, SHOWN))
-    for level, groups in runs:
-        failures = ("none", "the store") if level == "exact" else ("none", "1 % of groups", "a zone")
-        if groups in arguments.failing:
-            print(_failures(found, groups, rate, level, failures))
+    print(_differences(sizes))
+    for level, failing in (("aggregate", arguments.failing), ("exact", arguments.failing_exact)):
+        for groups in failing:
+            print(_failures(found, groups, rate, level))
     if arguments.plot is not None:
         from tests.bench.simulate.curves_plot import draw_curves
 
