@@ -75,6 +75,11 @@ class ExactGroup:
         self.core, self._cache = make_core()
         events.every(ANNOUNCE_PERIOD_S, self._announce)
 
+    def begin_counting(self) -> None:
+        """Forget what rounds have been counted by their sequences, and drafts of prompts."""
+        self.by_running.clear()
+        self.draft_prompt_s = 0.0
+
     @property
     def is_ready(self) -> bool:
         return self._is_there and self._has_target and not self._is_draining

@@ -243,7 +243,7 @@ class FluidGroup:
             rounds = (now - self._at) / seconds
             self._tokens += tokens * rounds
             self._rounds_s += now - self._at
-            self._draft_pool.busy_s += rounds * self._rates.drafting(self._num_decoding)[0]
+            self._draft_pool.busy_s += rounds * self._rates.drafting.round_s(self._num_decoding)
         self._at = now
 
     def _plan(self, is_within_round: bool = False) -> None:
@@ -309,7 +309,7 @@ class FluidGroup:
 
     def _begin_decoding(self, sequence: _Sequence) -> None:
         self._prefixes.add(sequence.keys, sequence.num_tokens)
-        self._draft_pool.busy_s += sequence.num_tokens * self._rates.drafting(self._num_decoding + 1)[1]
+        self._draft_pool.busy_s += sequence.num_tokens * self._rates.drafting.prompt_token_s
         if self._cache is not None:
             self._cache.begin(sequence.request, self._rounds_s)
         if sequence.request.max_new_tokens == 1:

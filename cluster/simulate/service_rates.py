@@ -13,6 +13,34 @@ from cluster.routing.router_load import RouterLoad
 from cluster.simulate.forward_time import ForwardTimes, profile_of
 from cluster.simulate.rounds import RoundCounts
 
+_MOST_LOAD = 32
+
+
+def _load(running: int) -> int:
+    """Whether routers ask draft workers depends on the sequences' powers of two: see `DraftWait`."""
+    return running.bit_length()
+
+
+class Drafting:
+    """Seconds of draft workers."""
+
+    def __init__(
+        self, by_running: Mapping[int, RoundCounts] = MappingProxyType({}), prompt_token_s: float = 0.0
+    ) -> None:
+        """by_running: of exact groups. prompt_token_s: for each token of all prompts."""
+        self.prompt_token_s = prompt_token_s
+        by_load: dict[int, RoundCounts] = {}
+        for count, seen in by_running.items():
+            by_load.setdefault(_load(count), RoundCounts()).add(seen)
+        self._round_s = [0.0]
+        for load in range(1, _MOST_LOAD):
+            seen_at = by_load.get(load)  # a load that has not been seen is like the next smaller one
+            self._round_s.append(self._round_s[-1] if seen_at is None else seen_at.draft_s / seen_at.rounds)
+
+    def round_s(self, running: int) -> float:
+        """Of a round with so many sequences that decode, without prompts."""
+        return self._round_s[_load(running)]
+
 
 class ServiceRates:
     """Rounds that only decode, by their number of sequences, and what prompts add to them."""
@@ -23,10 +51,9 @@ class ServiceRates:
         times: ForwardTimes,
         most_prefill: int | None,
         tokens_per_round: Sequence[float] = (1.0,),
-        draft_prompt_s: Mapping[int, float] = MappingProxyType({}),
+        drafting: Drafting | None = None,
     ) -> None:
-        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests.
-        draft_prompt_s: of draft workers, for each token of prompts, by requests under way."""
+        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests."""
         speeds = np.asarray(tokens_per_round, np.float64)
         self._speeds = speeds * (1.0 / speeds).mean()  # to the mean one, so that rounds a token stay the same
         known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
@@ -34,13 +61,11 @@ class ServiceRates:
         self._round_s = [seen.seconds / seen.rounds for _, seen in known]
         self._tokens = [seen.tokens / seen.sequences for _, seen in known]
         self._rows = [seen.rows / seen.rounds for _, seen in known]
-        self._draft_s = [seen.draft_s / seen.rounds for _, seen in known]
-        self._prompt_counts, self._draft_prompt_s = zip(*sorted(draft_prompt_s.items()) or [(0, 0.0)], strict=True)
+        self.drafting = drafting or Drafting()
         self._times = times
         self._curve = StepTimeCurve(profile_of(times), times.row_steps)
         self._most_prefill = most_prefill
         self._table: dict[int, tuple[float, float, float, int]] = {}
-        self._draft_table: dict[int, tuple[float, float]] = {}
 
     def of(self, running: int) -> tuple[float, float, float, int]:
         """Seconds, tokens of each sequence, and rows of a round; prompt rows that go beside them."""
@@ -52,15 +77,6 @@ class ServiceRates:
                 columns = (self._round_s, self._tokens, self._rows)
                 seconds, tokens, rows = (float(np.interp(running, self._counts, column)) for column in columns)
             found = self._table[running] = seconds, tokens, rows, budget
-        return found
-
-    def drafting(self, running: int) -> tuple[float, float]:
-        """Seconds of draft workers: of a round, and for each token of a prompt that comes to it."""
-        found = self._draft_table.get(running)
-        if found is None:
-            round_s = float(np.interp(running, self._counts, self._draft_s)) if running else 0.0
-            prompt_s = float(np.interp(running, self._prompt_counts, self._draft_prompt_s))
-            found = self._draft_table[running] = round_s, prompt_s
         return found
 
     def speed(self, seed: int) -> float:

@@ -18,13 +18,14 @@ from cluster.simulate.options import SimulationOptions
 from cluster.simulate.records import Record, figures_of
 from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scripts import Scripts
-from cluster.simulate.service_rates import ServiceRates
+from cluster.simulate.service_rates import Drafting, ServiceRates
 from cluster.simulate.texts import LengthsOnly, PhraseTexts, Texts
 from cluster.simulate.traffic import Traffic, TrafficSource, Turn
 from cluster.tenants.scope import Sharing, scope_of
 
 _SERVER_KEY = b"simulated"
 _RATE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+_DRAFTING_S = 40.0  # after the warm-up
 _MOST_RATE_WORKERS = 16  # beyond, sequences have a draft worker each anyway
 
 
@@ -32,8 +33,9 @@ _MOST_RATE_WORKERS = 16  # beyond, sequences have a draft worker each anyway
 class Report:
     figures: dict[str, float]
     records: list[Record] = field(repr=False)
+    # Of exact groups, after the warm-up:
     by_running: dict[int, RoundCounts] = field(repr=False)  # rounds that only decode, by their sequences
-    draft_prompt_s: float = 0.0  # of draft workers, for prompts, in exact runs
+    draft_prompt_s: float = 0.0  # of draft workers, for prompts
 
     def as_json(self) -> dict[str, Any]:
         rates = {str(count): asdict(counts) for count, counts in sorted(self.by_running.items())}
@@ -95,6 +97,9 @@ class Simulation:
     def run(self) -> Report:
         began = time.perf_counter()
         self.events.run(min(self._options.warm_up_s, self._options.seconds))
+        for group in self.cluster.groups.values():
+            if isinstance(group, ExactGroup):
+                group.begin_counting()
         before = self.totals()
         self.events.run(self._options.seconds)
         return self._report(before, time.perf_counter() - began)
@@ -164,28 +169,61 @@ class Simulation:
         return Report(figures, self.records, by_running, draft_prompt_s)
 
 
-def measured_rates(
-    config: ClusterConfig, options: SimulationOptions, *, texts: Texts, times: ForwardTimes, seconds: float = 40.0
-) -> ServiceRates:
-    """Rates of rounds from exact runs of one group, with 1, 2, 4 ... requests of the same traffic under way. It has the
-    cluster's draft workers: a router's sequences are spread over all of them."""
-    by_running: dict[int, RoundCounts] = {}
-    speeds: list[float] = []
-    draft_prompt_s: dict[int, float] = {}  # by clients, for a token
+def _one_group(config: ClusterConfig) -> ClusterConfig:
+    """It has the cluster's draft workers: a router's sequences are spread over all of them."""
     workers = min(config.draft.workers, _MOST_RATE_WORKERS)
-    one_group = config.model_copy(
+    return config.model_copy(
         update={
             "target": config.target.model_copy(update={"groups": 1, "max_groups": None}),
             "draft": config.draft.model_copy(update={"workers": workers, "max_workers": None}),
         }
     )
+
+
+def measured_rates(
+    config: ClusterConfig,
+    options: SimulationOptions,
+    *,
+    texts: Texts,
+    times: ForwardTimes,
+    seconds: float = 40.0,
+    drafting: Drafting | None = None,
+) -> ServiceRates:
+    """Rates of rounds from exact runs of one group, with 1, 2, 4 ... requests of the same traffic under way. drafting:
+    None: it is measured, too, if there is a draft model."""
+    if drafting is None and config.draft.model != "none":
+        drafting = measured_drafting(config, options, texts=texts, times=times)
+    by_running: dict[int, RoundCounts] = {}
+    speeds: list[float] = []
+    one_group = _one_group(config)
     for clients in (count for count in _RATE_COUNTS if count <= config.router.max_running):
         traffic = options.traffic.model_copy(update={"clients": clients, "think_s": 0.0, "tool_s": 0.0})
         closed = options.model_copy(update={"level": "exact", "seconds": seconds, "warm_up_s": 0.0, "traffic": traffic})
         report = Simulation(one_group, closed, texts=texts, times=times).run()
         for count, seen in report.by_running.items():
             by_running.setdefault(count, RoundCounts()).add(seen)
-        prompt_tokens = sum(record.num_prompt for record in report.records if record.first_at)
-        draft_prompt_s[clients] = report.draft_prompt_s / max(1, prompt_tokens)
         speeds += [record.num_tokens / record.rounds for record in report.records if record.rounds > 1]
-    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), draft_prompt_s)
+    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), drafting)
+
+
+def measured_drafting(
+    config: ClusterConfig, options: SimulationOptions, *, texts: Texts, times: ForwardTimes, seeds: int = 4
+) -> Drafting:
+    """From exact runs of one group with its share of the traffic. Unlike rates, how often a router asks draft workers
+    depends on how its load changes."""
+    traffic, groups = options.traffic, config.target.groups
+    share = {"conversations_per_s": traffic.conversations_per_s / groups}
+    if traffic.clients is not None:
+        share["clients"] = max(1, round(traffic.clients / groups))
+    seconds = min(options.seconds, options.warm_up_s + _DRAFTING_S)
+    own = options.model_copy(update={"level": "exact", "seconds": seconds, "traffic": traffic.model_copy(update=share)})
+    by_running: dict[int, RoundCounts] = {}
+    prompts_s, prompt_tokens = 0.0, 0
+    for seed in range(options.seed, options.seed + seeds):
+        seeded = own.model_copy(update={"seed": seed})
+        report = Simulation(_one_group(config), seeded, texts=texts, times=times).run()
+        for count, seen in report.by_running.items():
+            by_running.setdefault(count, RoundCounts()).add(seen)
+        prompts_s += report.draft_prompt_s
+        prompt_tokens += sum(record.num_prompt for record in report.records if record.first_at >= own.warm_up_s)
+    return Drafting(by_running, prompts_s / max(1, prompt_tokens))

@@ -3,8 +3,8 @@
     python -m tests.bench.simulate.curves docs/scale.json [--plot docs/scale.svg] [--groups 1 4 10 30 100 1000]
 
 Every group has the same load and a draft worker. What the file has already is not simulated again: after a change of
-code, begin another one. Exact runs end at `--exact` groups; the rates of rounds of aggregated groups are those of an
-exact one with their draft workers, 16 at most. Needed are as many draft workers as are busy for the share
+code, begin another one. Exact runs end at `--exact` groups; aggregated groups go by an exact one with its share of the
+traffic and with their draft workers, 16 at most. Needed are so many draft workers that they are busy for the share
 `autoscaling.draft_busy_share`; exact runs with so many are made for `--needed` groups. A million tokens cost the GPUs
 of groups and needed draft workers at the given price, an example.
 """
@@ -27,7 +27,7 @@ from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.records import Record, figures_of
 from cluster.simulate.service_rates import ServiceRates
-from cluster.simulate.simulation import Report, Simulation, measured_rates
+from cluster.simulate.simulation import Report, Simulation, measured_drafting, measured_rates
 from cluster.simulate.texts import PhraseTexts
 
 Figures = dict[str, float]
@@ -39,7 +39,10 @@ WARM_UP_S, COUNTED_S, REST_S = 30.0, 30.0, 10.0  # most of what arrives in the c
 LEAST_GROUPS = 30  # fewer are run with several seeds
 FAULT_AT, FAULT_S = 20.0, 10.0
 ZONES = 4
-MOST_RATE_WORKERS = 16  # with more, sequences have a draft worker each anyway
+MOST_RATE_GROUPS = (
+    30  # of larger clusters, rates are those of so many; with more draft workers each sequence has its own
+)
+DRAFTING_SEEDS = 12
 FAILURES: dict[str, FaultKind | None] = {"none": None, "1 % of groups": "group", "a zone": "zone", "the store": "store"}
 WINDOWS = {
     "before": (FAULT_AT - FAULT_S, FAULT_AT),
@@ -77,13 +80,12 @@ def options_of(groups: int, rate: float, *, level: str, seed: int, seconds: floa
 
 
 @cache
-def rates_of(rate: float, workers: int) -> ServiceRates:
-    options = options_of(1, rate, level="exact", seed=0, seconds=20.0)
+def rates_of(rate: float, groups: int) -> ServiceRates:
+    options = options_of(groups, rate, level="exact", seed=0, seconds=WARM_UP_S + COUNTED_S + REST_S)
+    config, times, texts = config_of(groups, groups), MeasuredTimes(options.forward), PhraseTexts(0)
+    drafting = measured_drafting(config, options, texts=texts, times=times, seeds=DRAFTING_SEEDS)
     few_tenants = options.model_copy(update={"traffic": options.traffic.model_copy(update={"tenants": 8})})
-    times = MeasuredTimes(options.forward)
-    return measured_rates(
-        config_of(1, workers), few_tenants, texts=PhraseTexts(0), times=times, seconds=options.seconds
-    )
+    return measured_rates(config, few_tenants, texts=texts, times=times, seconds=20.0, drafting=drafting)
 
 
 def simulation_of(
@@ -91,7 +93,7 @@ def simulation_of(
 ) -> tuple[Simulation, SimulationOptions]:
     """workers: draft workers."""
     options = options_of(groups, rate, level=level, seed=seed, seconds=seconds + REST_S)
-    rates = rates_of(rate, min(workers, MOST_RATE_WORKERS)) if level == "aggregate" else None
+    rates = rates_of(rate, min(groups, MOST_RATE_GROUPS)) if level == "aggregate" else None
     return Simulation(config_of(groups, workers), options, rates=rates, faults=faults), options
 
 

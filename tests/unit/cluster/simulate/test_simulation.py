@@ -133,11 +133,12 @@ def test_aggregated_groups_count_draft_workers_and_the_shared_cache_as_exact_one
         "speculation": {"drafters": ["draft_model", "cache"]},
     }
     traffic = {"conversations_per_s": 1.0, "answer_tokens": 60, "turns": 2.0, "think_s": 2.0, "tenants": 4}
+    draft = {"forward_s": 0.002, "right": 0.8}  # it pays
     cluster = ClusterConfig.model_validate(config)
-    told = SimulationOptions.model_validate({"traffic": {**QUIET, **traffic}, "level": "aggregate"})
+    told = SimulationOptions.model_validate({"traffic": {**QUIET, **traffic}, "draft": draft, "level": "aggregate"})
     times = MeasuredTimes(told.forward)
     rates = measured_rates(cluster, told, texts=PhraseTexts(0), times=times, seconds=10.0)
-    exact = simulated(config, 40.0, traffic, warm_up_s=10.0).run().figures
+    exact = simulated(config, 40.0, traffic, warm_up_s=10.0, draft=draft).run().figures
     options = told.model_copy(update={"seconds": 40.0, "warm_up_s": 10.0})
     fluid = Simulation(cluster, options, rates=rates).run().figures
     assert fluid["draft_workers"] == exact["draft_workers"] == 2.0
