@@ -42,7 +42,7 @@ ZONES = 4
 MOST_RATE_GROUPS = (
     30  # of larger clusters, rates are those of so many; with more draft workers each sequence has its own
 )
-DRAFTING_SEEDS = 12
+DRAFTING_SEEDS = 8
 FAILURES: dict[str, FaultKind | None] = {"none": None, "1 % of groups": "group", "a zone": "zone", "the store": "store"}
 WINDOWS = {
     "before": (FAULT_AT - FAULT_S, FAULT_AT),
