@@ -66,8 +66,8 @@ def test_the_bytes_and_messages_are_those_of_exact_routers(told):
         both.answer(*one)
     both.run(19.0)  # one fold is in it
     exact, fluid = both.exact.meter.traffic, both.fluid.meter.traffic
-    # Up to an entry more or less for each answer, which both routers may read. An aggregated one writes at the end of an
-    # answer, when more may follow than when it began.
+    # Up to an entry more or less for each answer, which both routers may read. An aggregated one writes when an answer
+    # ends, and more may follow then than when it began.
     assert fluid.written == pytest.approx(exact.written, rel=0.1, abs=80 * len(told))
     assert fluid.read == pytest.approx(exact.read, rel=0.2, abs=2 * 80 * len(told))
     assert fluid.messages == pytest.approx(exact.messages, rel=0.3, abs=3 * len(told))
