@@ -142,8 +142,10 @@ def test_aggregated_groups_count_draft_workers_and_the_shared_cache_as_exact_one
     options = told.model_copy(update={"seconds": 40.0, "warm_up_s": 10.0})
     fluid = Simulation(cluster, options, rates=rates).run().figures
     assert fluid["draft_workers"] == exact["draft_workers"] == 2.0
-    for name in ("draft_workers_busy", "store_written_bytes_per_s", "store_read_bytes_per_s", "store_messages_per_s"):
-        assert 0.0 < fluid[name] == pytest.approx(exact[name], rel=0.25), name
+    for name in ("store_written_bytes_per_s", "store_read_bytes_per_s", "store_messages_per_s"):
+        assert fluid[name] == pytest.approx(exact[name], rel=0.15), name
+    assert exact["draft_workers_busy"] > 0.1
+    assert fluid["draft_workers_busy"] == pytest.approx(exact["draft_workers_busy"], rel=0.4)
 
 
 @pytest.mark.parametrize("kind", ["target", "router", "zone", "store", "draft_worker"])
