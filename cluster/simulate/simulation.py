@@ -225,5 +225,5 @@ def measured_drafting(
         for count, seen in report.by_running.items():
             by_running.setdefault(count, RoundCounts()).add(seen)
         prompts_s += report.draft_prompt_s
-        prompt_tokens += sum(record.num_prompt for record in report.records if record.first_at >= own.warm_up_s)
+        prompt_tokens += sum(record.num_prompt for record in report.records if record.first_at > own.warm_up_s)
     return Drafting(by_running, prompts_s / max(1, prompt_tokens))
