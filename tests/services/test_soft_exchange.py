@@ -36,6 +36,9 @@ class ManualTurns:
     def add(self, name, task):
         self.tasks[name] = task
 
+    def hasten(self, name):
+        assert name in self.tasks
+
     def remove(self, name):
         self.tasks.pop(name, None)
 
