@@ -371,6 +371,10 @@ class SoftExchange:
             self._written_bytes += len(frame)
             feed.unwritten = feed.unwritten.rows(slice(MAX_DELTA_CONTEXTS, None))
         feed.unwritten = feed.outgoing = None
+        compactor = self._compactors.get(feed.namespace)
+        if self._folding is not None and compactor is not None and compactor.rests:
+            compactor.wake()
+            self._folding.add(feed.namespace, compactor.turn, self._settings.compactor.fold_every_s)
 
     def _enqueue(self, feed: _Feed, entries: Entries) -> None:
         with self._lock:

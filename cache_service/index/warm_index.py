@@ -28,7 +28,7 @@ from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
 
-_TEND_S = 0.25
+_TEND_S = 1.0
 _TEND_BUSY_S = 0.05  # while an index is to be replaced
 
 

@@ -98,7 +98,7 @@ class NodeFeed:
         self._take_request: Callable[[Request], None] | None = None
         self._pump: LogPump | None = None  # while this process reads
         self._has_work = asyncio.Event()  # for the pump
-        self._peers: dict[asyncio.StreamWriter, None] = {}
+        self._peers: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._followers: dict[str, dict[asyncio.StreamWriter | None, None]] = {}  # by log; None: this process
 
     def start(self) -> None:
@@ -223,18 +223,21 @@ class NodeFeed:
             if server is not None and socket is not None:
                 server.close()
                 _remove(socket)
-            for peer in self._peers:
-                peer.transport.abort()
             self._followers.clear()
             loop.remove_reader(descriptor)
             pump.close()
+            for peer in self._peers:
+                peer.transport.abort()
+            serving = [task for task in self._peers.values() if task is not None]
+            if serving:
+                await asyncio.wait(serving, timeout=_SILENCE_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take the requests of another process."""
-        if len(self._peers) >= _MAX_PEERS:
+        if self._pump is None or len(self._peers) >= _MAX_PEERS:
             writer.transport.abort()
             return
-        self._peers[writer] = None
+        self._peers[writer] = asyncio.current_task()
         try:
             self._send(News(""), [writer])
             while True:
@@ -284,6 +287,8 @@ class NodeFeed:
         for follower in followers:
             if follower is None:
                 self._listener.told(news)
+                continue
+            if follower.transport.is_closing():
                 continue
             frame = frame or _framed(news)
             follower.write(frame)
