@@ -398,7 +398,7 @@ class SoftExchange:
         source = None
         if self._feed is not None:
             area = store.beside(area_of(settings.order))
-            source = self._feed.follow(area, READ_ENTRIES, partial(self._turns.hasten, namespace))
+            source = self._feed.follow(area, READ_ENTRIES, settings.poll_s, partial(self._turns.hasten, namespace))
         reader = SoftReader(
             store, reading, settings.order, listener, origin=origin, keep_s=settings.keep_s, source=source
         )

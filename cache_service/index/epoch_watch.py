@@ -131,7 +131,8 @@ class EpochWatch:
     def _follow(self, keys: StoreKeys) -> Subscription | None:
         if self._feed is None:
             return None
-        return self._feed.follow(Store(self._connection, keys), 0, partial(self._turns.hasten, "look"))
+        store, wake = Store(self._connection, keys), partial(self._turns.hasten, "look")
+        return self._feed.follow(store, 0, self._settings.look_s, wake)
 
     def _end(self, namespace: str) -> None:
         """Call it with the lock held."""

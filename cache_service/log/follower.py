@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class FollowerSettings(Options):
-    """Polling intervals, for namespaces that no feed covers."""
+    """Polling intervals."""
 
     reader: ReaderSettings = Field(default_factory=ReaderSettings)
-    poll_s: PollSeconds = 0.1  # after new entries; doubles up to idle_poll_s without any
+    poll_s: PollSeconds = 0.1  # after new entries, also with a feed; doubles up to idle_poll_s without any
     idle_poll_s: PollSeconds = 0.5
     unwanted_poll_s: PollSeconds = 1.0  # in place of idle_poll_s for a namespace not used for a while
     retry_s: PollSeconds = 0.2  # after a fault; doubles up to max_retry_s
@@ -61,7 +61,8 @@ class Follower:
         self.unfollow(key)
         source = None
         if self._feed is not None:
-            source = self._feed.follow(store, self._settings.reader.read_entries, partial(self._turns.hasten, key))
+            pace = (self._settings.reader.read_entries, self._settings.poll_s)
+            source = self._feed.follow(store, *pace, partial(self._turns.hasten, key))
             self._subscriptions[key] = source
         reader = LogReader(store, codec, listener, self._settings.reader, source)
         self._turns.add(key, _Turn(namespace, reader, self._settings, is_wanted))

@@ -26,8 +26,8 @@ REST_S = 30.0
 class Subscription:
     """One reader's access to a log. Close it after use."""
 
-    def __init__(self, feed: LogFeed, store: Store, at_once: int, wake: Callable[[], None]) -> None:
-        self.followed = Followed(store.keys, at_once)
+    def __init__(self, feed: LogFeed, store: Store, followed: Followed, wake: Callable[[], None]) -> None:
+        self.followed = followed
         self.wake = wake
         self._feed = feed
         self._store = store
@@ -84,12 +84,13 @@ class LogFeed:
         self._is_open = False  # whether logs can be followed now
         self._node = None if settings.address.mode == "cluster" else NodeFeed(settings, directory, self)
 
-    def follow(self, store: Store, at_once: int, wake: Callable[[], None]) -> Subscription:
+    def follow(self, store: Store, at_once: int, every_s: float, wake: Callable[[], None]) -> Subscription:
         """Follow a log, read at most `at_once` entries at a time; 0: only the epoch of its namespace.
 
-        wake: called in another thread when there is something to read. It must not block.
+        every_s: between two reads while it goes on changing. wake: called in another thread when there is something to
+        read. It must not block.
         """
-        subscription = Subscription(self, store, at_once, wake)
+        subscription = Subscription(self, store, Followed(store.keys, at_once, every_s), wake)
         with self._lock:
             self._subscriptions.setdefault(subscription.followed.name, []).append(subscription)
         if self._node is not None:
@@ -140,7 +141,8 @@ class LogFeed:
             self._tails[followed.name] = LogTail()
         if self._node is not None:
             place = (keys.fingerprint, keys.namespace, keys.area)
-            self._node.request(Follow(*place, followed.at_once, view.epoch, view.version, cursor))
+            pace = (followed.at_once, followed.every_s)
+            self._node.request(Follow(*place, *pace, view.epoch, view.version, cursor))
 
     # --- called by the node's feed
 

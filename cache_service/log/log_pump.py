@@ -22,11 +22,11 @@ from cache_service.store.answers import as_optional_text, faults_told
 from cache_service.store.connection import ConnectionSettings, open_notified_client
 from cache_service.store.store import LogView, log_view
 
-READ_EVERY_S = 0.1
-"""A log that goes on changing is read so often, together with others; the first change is read at once."""
-
 PING_S = 1.0
 """Pause between two signs of life."""
+
+SURE_S = 60.0
+"""A log that has not changed for so long is read all the same: a proxy may keep the server's messages to itself."""
 
 _LOGS_AT_ONCE = 16
 
@@ -37,6 +37,7 @@ class Followed:
 
     keys: StoreKeys
     at_once: int  # most entries per read; 0: only the epoch
+    every_s: float  # between reads while it goes on changing; the first change is read at once
 
     @property
     def name(self) -> str:
@@ -53,6 +54,7 @@ class _Log:
     place: Place[Any, Any]
     is_known: bool = False  # whether its state has been told of
     not_before: float = 0.0  # time of the next read
+    read_at: float = 0.0
 
 
 class LogPump:
@@ -113,6 +115,7 @@ class LogPump:
                 self._connection.send_command("PING", check_health=False)
                 self._connection.read_response()
                 self._answered = time.monotonic()
+                self._due.update({name: None for name, log in self._logs.items() if log.read_at < now - SURE_S})
                 return [News("")]
             return []
 
@@ -141,7 +144,9 @@ class LogPump:
         self._answered = time.monotonic()
         found: list[News] = []
         for log in logs:
-            log.not_before = (self._answered // READ_EVERY_S + 1) * READ_EVERY_S  # the same time for all
+            log.read_at = self._answered
+            every_s = log.followed.every_s
+            log.not_before = (self._answered // every_s + 1) * every_s  # the same time for all
             news = self._take(log, [answers.pop(0) for _ in range(5 if log.followed.at_once else 1)][-1])
             if news is not None:
                 found.append(news)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -40,7 +40,7 @@ _SILENCE_S = 3.0  # of the process that reads; then this one asks the server its
 _RETRY_S = 0.1  # doubles up to _MAX_RETRY_S
 _MAX_RETRY_S = 10.0
 _MAX_LOGS = 4096  # of all processes of a node
-_MAX_PEERS = 64
+_MAX_PEERS = 32
 _MAX_REQUEST_BYTES = 4096
 _MAX_NEWS_BYTES = 1 << 26
 _MAX_UNREAD_BYTES = 1 << 23  # a process that leaves so much unread is dropped
@@ -53,7 +53,8 @@ class Follow(msgspec.Struct, array_like=True, tag=True, frozen=True):
     fingerprint: str
     namespace: str
     area: str
-    at_once: int  # entries; 0: only the epoch
+    at_once: Annotated[int, msgspec.Meta(ge=0, le=2**16)]  # as in `Followed`
+    every_s: Annotated[float, msgspec.Meta(gt=0)]
     epoch: str | None
     version: int
     cursor: str
@@ -256,7 +257,8 @@ class NodeFeed:
         if isinstance(request, Forget):
             self._drop(request.name, follower)
             return
-        followed = Followed(StoreKeys(request.fingerprint, request.namespace, request.area), request.at_once)
+        keys = StoreKeys(request.fingerprint, request.namespace, request.area)
+        followed = Followed(keys, request.at_once, request.every_s)
         if followed.name not in self._followers and len(self._followers) >= _MAX_LOGS:
             self._send(News(followed.name), [follower])
             return

@@ -106,7 +106,7 @@ def use(writer, compacting=None, reader=None):
 def be_told(writer, reader):
     """Follow the log by push messages."""
     feed, documents = LogFeed(reader.connection.settings), Documents()
-    source = feed.follow(reader.store, 8, lambda: None)
+    source = feed.follow(reader.store, 8, 0.02, lambda: None)
     following = LogReader(reader.store, reader.codec, documents, source=source)
     assert until(lambda: not following.step() and following.is_current)
     writer.append(GIVEN[0])

@@ -180,7 +180,7 @@ class History(RuleBasedStateMachine):
     def told_reader_restarts(self):
         if self.told is not None:
             self.subscription.close()
-        self.subscription = self.feed.follow(self.namespace.store, 2, lambda: None)
+        self.subscription = self.feed.follow(self.namespace.store, 2, 0.02, lambda: None)
         self.told = Documents()
         settings = ReaderSettings(read_entries=2)
         self.told_reader = LogReader(self.namespace.store, self.namespace.codec, self.told, settings, self.subscription)

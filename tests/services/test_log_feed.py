@@ -20,12 +20,15 @@ from cache_service.counts.soft_exchange import SoftExchange
 from cache_service.index.epoch_watch import EpochWatch
 from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.index.warm_index import WarmIndex
+from cache_service.log import log_pump
 from cache_service.log.compactor import Compactor
 from cache_service.log.follower import Follower, FollowerSettings
 from cache_service.log.log_feed import LogFeed
+from cache_service.log.log_pump import Followed, LogPump
 from cache_service.log.node_feed import _SILENCE_S, Follow
 from cache_service.store.connection import ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer
+from cache_service.store.store import LogView
 from paceline_testing.cache_stores import Documents, Namespace, contents, fold_all, piece, until
 
 SELDOM = FollowerSettings(poll_s=0.02, idle_poll_s=0.05, unwanted_poll_s=0.05)
@@ -155,6 +158,22 @@ def test_folds_purges_and_losses_are_noticed(namespace):
         assert until(lambda: documents.contents == contents(given[:1]))
 
 
+def test_messages_that_never_come_are_not_relied_on(namespace, monkeypatch):
+    monkeypatch.setattr(log_pump, "SURE_S", 0.2)
+    monkeypatch.setattr(log_pump, "PING_S", 0.05)
+    pump = LogPump(namespace.connection.settings)
+    pump.follow(Followed(namespace.keys, 8, 0.02), LogView(None, 0, []), "0-0")
+    assert [news.name for news in pump.news()] == [namespace.keys.log]
+    pump._connection.send_command("CLIENT", "TRACKING", "OFF")
+    pump._connection.read_response()
+    namespace.store.begin_epoch()
+    heard = []
+    assert until(lambda: heard.extend(pump.news()) or any(news.name for news in heard))
+    assert heard[-1].name == namespace.keys.log
+    assert all(not news.name for news in heard[:-1])
+    pump.close()
+
+
 def test_a_server_that_refuses_is_polled(shared_server):
     """Without the right to track keys, and where a namespace may not be read."""
     whole = Namespace(shared_server.settings)
@@ -172,8 +191,8 @@ def test_a_server_that_refuses_is_polled(shared_server):
     with followed(narrow) as (documents, reader, feed):
         assert until(lambda: reader.is_current)
         foreign = Namespace(narrow.connection.settings, "foreign")
-        subscription = feed.follow(foreign.store, 8, lambda: None)
-        feed._node.request(Follow(foreign.keys.fingerprint, "foreign", "", 8, None, 0, "0-0"))
+        subscription = feed.follow(foreign.store, 8, 0.02, lambda: None)
+        feed._node.request(Follow(foreign.keys.fingerprint, "foreign", "", 8, 0.02, None, 0, "0-0"))
         whole.append(piece("b", 0, [1]))
         assert until(lambda: len(documents.contents) == 2)
         assert until(lambda: foreign.keys.log not in feed._node._followers)
@@ -261,7 +280,7 @@ def test_garbage_ends_only_its_own_connection(server, node):
 
 def test_an_absent_server_is_waited_for_and_closing_takes_no_time(tmp_path):
     feed = LogFeed(ConnectionSettings("redis://127.0.0.1:1"), tmp_path)
-    feed.follow(Namespace(ConnectionSettings("redis://127.0.0.1:1")).store, 8, lambda: None)
+    feed.follow(Namespace(ConnectionSettings("redis://127.0.0.1:1")).store, 8, 0.02, lambda: None)
     time.sleep(0.3)
     began = time.monotonic()
     assert feed.close(5)
