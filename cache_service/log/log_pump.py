@@ -28,6 +28,7 @@ PING_S = 1.0
 SURE_S = 60.0
 """A log that has not changed for so long is read all the same: a proxy may keep the server's messages to itself."""
 
+_SETTLE_S = 0.005  # from a change to the read; a writer extends the life of what it has written
 _LOGS_AT_ONCE = 16
 
 
@@ -126,8 +127,12 @@ class LogPump:
         return self._client.connection_pool.get_connection()
 
     def _changed(self, message: Any) -> None:
+        settled = time.monotonic() + _SETTLE_S
         for key in self._names_of if message[1] is None else message[1]:  # None: all keys
-            self._due.update(dict.fromkeys(self._names_of.get(key if isinstance(key, str) else key.decode(), ())))
+            for name in self._names_of.get(key if isinstance(key, str) else key.decode(), ()):
+                if name not in self._due:
+                    self._due[name] = None
+                    self._logs[name].not_before = max(self._logs[name].not_before, settled)
 
     def _read(self, logs: Sequence[_Log]) -> list[News]:
         commands: list[tuple[Any, ...]] = []

@@ -192,7 +192,7 @@ class NodeFeed:
                 async with asyncio.timeout(_SILENCE_S):
                     news = _NEWS.decode(await _frame(reader, _MAX_NEWS_BYTES))
                 if self._take_request is None:
-                    self._take_request = lambda request: writer.write(_framed(request))
+                    self._take_request = lambda request: _write(writer, _framed(request))
                     self._listener.opened()
                 self._listener.told(news)
         finally:
@@ -290,10 +290,8 @@ class NodeFeed:
             if follower is None:
                 self._listener.told(news)
                 continue
-            if follower.transport.is_closing():
-                continue
             frame = frame or _framed(news)
-            follower.write(frame)
+            _write(follower, frame)
             if follower.transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
                 follower.transport.abort()
 
@@ -301,6 +299,11 @@ class NodeFeed:
 def _framed(message: Request | News) -> bytes:
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(4, "big") + body
+
+
+def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    if not writer.transport.is_closing():  # asyncio would log it
+        writer.write(frame)
 
 
 async def _frame(reader: asyncio.StreamReader, max_bytes: int) -> bytes:

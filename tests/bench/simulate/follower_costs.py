@@ -252,10 +252,10 @@ def node(settings: ConnectionSettings, polling: bool) -> None:
             ):
                 for _, pipe in processes:
                     pipe.send("start")
-                before = Server.now(connection)
+                before, began = Server.now(connection), time.monotonic()
                 num_entries = write(settings, every_s, BUSY_S)
-                used = Server.now(connection).since(before)
                 time.sleep(1.0)
+                seconds, used = time.monotonic() - began, Server.now(connection).since(before)
                 for _, pipe in processes:
                     pipe.send("end")
                 answers = [pipe.recv() for _, pipe in processes]
@@ -266,13 +266,13 @@ def node(settings: ConnectionSettings, polling: bool) -> None:
                 for numbers, _, _ in listeners:
                     assert numbers == list(range(num_entries)), "an entry was lost, or came twice"
             delays = np.array([delay for _, each in answers for _, found, _ in each for delay in found]) * 1e3
-            shares = sorted(100 * used_s / BUSY_S for used_s, _ in answers)
+            shares = sorted(100 * used_s / seconds for used_s, _ in answers)
             row = [
                 f"{every_s}",
                 f"{count}",
-                f"{(used[0] - alone[0]) / BUSY_S:,.0f}",
-                f"{(used[1] - alone[1]) / BUSY_S / 1e3:,.0f}",
-                f"{100 * (used[2] - alone[2]) / BUSY_S:.1f}",
+                f"{(used[0] - alone[0]) / seconds:,.0f}",
+                f"{(used[1] - alone[1]) / seconds / 1e3:,.0f}",
+                f"{100 * (used[2] - alone[2]) / seconds:.1f}",
                 f"{shares[len(shares) // 2]:.1f}",
                 f"{shares[-1]:.1f}",
                 f"{np.percentile(delays, 50):.0f}",
