@@ -31,7 +31,7 @@ from cache_service.store.embedded_server import EmbeddedServer
 from cache_service.store.store import LogView
 from paceline_testing.cache_stores import Documents, Namespace, contents, fold_all, piece, until
 
-SELDOM = FollowerSettings(poll_s=0.02, idle_poll_s=0.05, unwanted_poll_s=0.05)
+SELDOM = FollowerSettings(poll_s=0.1, idle_poll_s=0.1, unwanted_poll_s=0.1)
 
 CHILD = """
 import sys
@@ -217,7 +217,7 @@ def test_a_node_reads_each_log_once(engine, tmp_path, node):
                 namespace.append(given[-1])
                 assert until(lambda: all(each[0].contents == contents(given) for each in (one, two, three)))
                 time.sleep(0.25)
-            assert 5 <= calls(server, "xrange") - before <= 12, "a second read follows the writer's second command"
+            assert 5 <= calls(server, "xrange") - before <= 10
             assert sum(each[2]._node._pump is not None for each in (one, two, three)) == 1
         assert node.stat().st_mode & 0o777 == 0o700
 

@@ -48,6 +48,7 @@ from cluster.cli.table import plain_table
 ENTRIES, PIECES, TOKENS = 500, 64, 16
 IDLE_NAMESPACES, IDLE_S = 64, 30.0
 BUSY_NAMESPACES, BUSY_S = 8, 10.0
+LATE_S = 20.0
 
 
 class Nobody:
@@ -172,7 +173,7 @@ def idle(settings: ConnectionSettings, feed: LogFeed | None) -> None:
 
 
 def follow(pipe: Pipe, settings: ConnectionSettings, directory: Path, polling: bool) -> None:
-    """A process that follows the busy namespaces until it is told to end."""
+    """A process that follows the busy namespaces until it has so many entries of each as it is told at the end."""
     feed = None if polling else LogFeed(settings, directory)
     follower = Follower(opener(settings), feed=feed)
     listeners = [Arrivals() for _ in range(BUSY_NAMESPACES)]
@@ -180,11 +181,14 @@ def follow(pipe: Pipe, settings: ConnectionSettings, directory: Path, polling: b
         follower.follow(name, listener)  # type: ignore[arg-type]
     began = time.process_time()
     pipe.send(None)
-    while pipe.recv() == "start":
+    while (num_entries := pipe.recv()) is None:
         began = time.process_time()
         for listener in listeners:
             listener.delays_s.clear()
             listener.numbers.clear()
+    deadline = time.monotonic() + LATE_S
+    while any(len(each.numbers) < num_entries for each in listeners) and time.monotonic() < deadline:
+        time.sleep(0.1)
     used_s = time.process_time() - began
     pipe.send((used_s, [(each.numbers, each.delays_s, each.resets) for each in listeners]))
     follower.close()
@@ -251,14 +255,13 @@ def node(settings: ConnectionSettings, polling: bool) -> None:
                 followers(count, settings, Path(folder), polling) as processes,
             ):
                 for _, pipe in processes:
-                    pipe.send("start")
+                    pipe.send(None)
                 before, began = Server.now(connection), time.monotonic()
                 num_entries = write(settings, every_s, BUSY_S)
-                time.sleep(1.0)
-                seconds, used = time.monotonic() - began, Server.now(connection).since(before)
                 for _, pipe in processes:
-                    pipe.send("end")
+                    pipe.send(num_entries)
                 answers = [pipe.recv() for _, pipe in processes]
+                seconds, used = time.monotonic() - began, Server.now(connection).since(before)
             if not count:
                 alone = used
                 continue
@@ -286,7 +289,7 @@ def killed(settings: ConnectionSettings) -> None:
     begin_epochs(settings, BUSY_NAMESPACES)
     with tempfile.TemporaryDirectory() as folder, followers(8, settings, Path(folder), False) as processes:
         for _, pipe in processes:
-            pipe.send("start")
+            pipe.send(None)
         writing = threading.Thread(target=write, args=(settings, 0.1, BUSY_S))
         writing.start()
         dead = []
@@ -296,10 +299,9 @@ def killed(settings: ConnectionSettings) -> None:
             os.kill(reader, signal.SIGKILL)
             dead.append(reader)
         writing.join()
-        time.sleep(1.0)
         living = [pipe for process, pipe in processes if process.pid not in dead]
         for pipe in living:
-            pipe.send("end")
+            pipe.send(int(BUSY_S / 0.1))
         answers = [pipe.recv() for pipe in living]
     found: Counter[str] = Counter()
     delays: list[float] = []
