@@ -46,7 +46,7 @@ from cache_service.store.store import Store
 from cluster.cli.table import plain_table
 
 ENTRIES, PIECES, TOKENS = 500, 64, 16
-IDLE_NAMESPACES, IDLE_S = 64, 30.0
+IDLE_NAMESPACES, SETTLE_S, IDLE_S = 64, 100.0, 60.0
 BUSY_NAMESPACES, BUSY_S = 8, 10.0
 LATE_S = 20.0
 
@@ -160,7 +160,7 @@ def idle(settings: ConnectionSettings, feed: LogFeed | None) -> None:
         index.follow(name)
         soft.follow(name)
         watch.watch(name)
-    time.sleep(40.0)  # until nothing of them has been used lately
+    time.sleep(SETTLE_S)  # until nothing of them has been used lately, and compactors rest
     before, began = Server.now(connection), time.process_time()
     time.sleep(IDLE_S)
     used_s, (calls, sent, server_s) = time.process_time() - began, Server.now(connection).since(before)
