@@ -22,7 +22,7 @@ from cache_service.store.answers import as_optional_text, faults_told
 from cache_service.store.connection import ConnectionSettings, open_notified_client
 from cache_service.store.store import LogView, log_view
 
-PING_S = 1.0
+PING_S = 2.0
 """Pause between two signs of life."""
 
 SURE_S = 60.0
@@ -66,7 +66,7 @@ class LogPump:
         self._logs: dict[str, _Log] = {}
         self._names_of: dict[str, set[str]] = {}  # by key
         self._due: dict[str, None] = {}
-        self._answered = time.monotonic()
+        self._next_ping = time.monotonic() + PING_S
         self._client = open_notified_client(settings)
         with faults_told():
             self._connection = self._connect()
@@ -101,24 +101,22 @@ class LogPump:
     def wait_s(self) -> float:
         """Seconds until `news` is to be called again, if the server says nothing."""
         next_read = min((self._logs[name].not_before for name in self._due), default=math.inf)
-        return max(0.0, min(next_read, self._answered + PING_S) - time.monotonic())
+        return max(0.0, min(next_read, self._next_ping) - time.monotonic())
 
     def news(self) -> list[News]:
         """Take in what the server has said, and read logs that are due."""
         with faults_told():
             while self._connection.can_read(timeout=0):
                 self._connection.read_response(push_request=True)
-            now = time.monotonic()
-            due = [log for name in self._due if (log := self._logs[name]).not_before <= now]
-            if due:
-                return self._read(due[:_LOGS_AT_ONCE])
-            if now >= self._answered + PING_S:
+            now, found = time.monotonic(), []
+            if now >= self._next_ping:
+                self._next_ping = now + PING_S
                 self._connection.send_command("PING", check_health=False)
                 self._connection.read_response()
-                self._answered = time.monotonic()
                 self._due.update({name: None for name, log in self._logs.items() if log.read_at < now - SURE_S})
-                return [News("")]
-            return []
+                found.append(News(""))
+            due = [log for name in self._due if (log := self._logs[name]).not_before <= now]
+            return found + self._read(due[:_LOGS_AT_ONCE])
 
     def close(self) -> None:
         self._client.connection_pool.disconnect()
@@ -135,6 +133,8 @@ class LogPump:
                     self._logs[name].not_before = max(self._logs[name].not_before, settled)
 
     def _read(self, logs: Sequence[_Log]) -> list[News]:
+        if not logs:
+            return []
         commands: list[tuple[Any, ...]] = []
         for log in logs:
             del self._due[log.followed.name]  # before reading, so that later changes make it due again
@@ -146,12 +146,12 @@ class LogPump:
             commands += [("XRANGE", keys.log, log.place.cursor, "+", "COUNT", at_once + 1), ("EXEC",)]
         self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
         answers = [self._answer() for _ in commands]  # all of them, before one may be found wrong
-        self._answered = time.monotonic()
+        now = time.monotonic()
         found: list[News] = []
         for log in logs:
-            log.read_at = self._answered
+            log.read_at = now
             every_s = log.followed.every_s
-            log.not_before = (self._answered // every_s + 1) * every_s  # the same time for all
+            log.not_before = (now // every_s + 1) * every_s  # the same time for all
             news = self._take(log, [answers.pop(0) for _ in range(5 if log.followed.at_once else 1)][-1])
             if news is not None:
                 found.append(news)

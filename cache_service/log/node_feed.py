@@ -36,7 +36,7 @@ from cache_service.store.store import LogView
 log = logging.getLogger(__name__)
 
 _FORMAT = "paceline feed 1"
-_SILENCE_S = 3.0  # of the process that reads; then this one asks the server itself
+_SILENCE_S = 5.0  # of the process that reads; then this one asks the server itself
 _RETRY_S = 0.1  # doubles up to _MAX_RETRY_S
 _MAX_RETRY_S = 10.0
 _MAX_LOGS = 4096  # of all processes of a node
