@@ -158,6 +158,32 @@ def test_folds_purges_and_losses_are_noticed(namespace):
         assert until(lambda: documents.contents == contents(given[:1]))
 
 
+@pytest.mark.parametrize("loss", ["trimmed", "purged", "restored"])
+def test_readers_are_sent_to_the_server_when_entries_may_have_been_missed(namespace, loss):
+    folding = Compactor(namespace.store, namespace.codec)
+    namespace.append(piece("a", 0, [1]))
+    fold_all(folding)
+    backup = {name: namespace.redis.dump(name) for name in namespace.names()}
+    cursor = namespace.append(piece("b", 0, [1]))
+    pump, view = LogPump(namespace.connection.settings), namespace.store.read_log(cursor, 8)
+    pump.follow(Followed(namespace.keys, 8, 0.02), view, cursor)
+    (news,) = pump.news()
+    assert (news.after, news.is_anchored, news.entries) == (cursor, True, [])
+    if loss == "trimmed":
+        for number in range(3):
+            namespace.append(piece(f"c{number}", 0, [1]))
+            fold_all(folding)
+    else:
+        namespace.redis.delete(*namespace.names())
+        for name, value in backup.items() if loss == "restored" else ():
+            namespace.redis.restore(name, 0, value)
+        namespace.append(piece("c", 0, [1]))
+    heard = []
+    assert until(lambda: heard.extend(news for news in pump.news() if news.name) or heard)
+    assert heard[0].after is None
+    pump.close()
+
+
 def test_messages_that_never_come_are_not_relied_on(namespace, monkeypatch):
     monkeypatch.setattr(log_pump, "SURE_S", 0.2)
     monkeypatch.setattr(log_pump, "PING_S", 0.05)
