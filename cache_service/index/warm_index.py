@@ -41,7 +41,7 @@ class WarmIndexStats:
     memory_bytes: int  # memory of this process alone
     mapped_bytes: int  # size of shared files
     warm_ratio: float  # mean share of segments processed, 0 to 1; 1 without namespaces
-    lag_s: float  # longest time since a namespace in use was last read
+    lag_s: float  # longest time since a namespace in use was known to have been read
     entries: int  # log entries read
     segments: int
     damaged: int  # entries, segments and manifests that could not be read
