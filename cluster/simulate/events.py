@@ -18,7 +18,7 @@ class Events:
         self.now = 0.0
         self.num_done = 0
         self._order = count()
-        # A small heap of what comes soon: one of all events is slow, since most of it lies outside the processor's cache.
+        # A small heap of what comes soon: one of all events would hardly be in the processor's cache, and slow.
         self._soon: list[_Event] = []
         self._begun = 0  # whole seconds: events before it are in the heap
         self._later: dict[int, list[_Event]] = {}  # by whole second
