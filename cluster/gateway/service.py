@@ -194,6 +194,7 @@ class GenerationService:
     async def _within_limits(
         self, gatekeeper: Gatekeeper, tenant: Tenant, prepared: PreparedCall, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[Piece, None]:
+        await gatekeeper.await_places(tenant, len(prepared.requests))
         with ExitStack() as places:
             with gatekeeper.counting_refusals(), self.counting_refusals():
                 places.enter_context(tenant.limiter.admitted(prepared.num_prompt_tokens, len(prepared.requests)))
