@@ -126,6 +126,12 @@ def test_a_low_limit_is_met_although_hardly_any_call_finds_a_lease(gateways, dem
     assert sum(ours[1:]) == pytest.approx(sum(ideal[1:]), rel=0.05)
 
 
+@pytest.mark.parametrize(("gateways", "demand"), [(10, 0.9), (50, 0.9), (50, 1.0), (50, 3.0)])
+def test_a_minute_of_a_request_a_second_is_met_within_three_requests(gateways, demand):
+    load = Load(rate=1.0, burst=1.0, demand=demand, size=1.0, gateways=gateways, minutes=8)
+    check(load, range(2, 8))
+
+
 def test_what_is_reported_while_the_answer_is_under_way_is_neither_lost_nor_counted_twice():
     clock, store = Clock(), StoredBucket()
     bucket = LeasedBucket(1.0, 60.0, 2, clock.now)
