@@ -36,6 +36,7 @@ from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
 from cluster.interpreter import put_event_loop_first
 from cluster.node_metrics import MOST_ON_PAGE, NodeMetrics
+from cluster.routing.heard_statuses import heard_statuses
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.text.tokenizer import read_tokenizer
@@ -87,7 +88,8 @@ class Gateway(InferenceServicer):
             self._tracing = open_tracing(observability, paceline_version())
         router._init(_run_router_in_separate_loop=False)  # a call would cross to another thread and back
         client_keys = None if directory_name is None else partial(read_client_keys, directory_name)
-        router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers)
+        heard = None if directory_name is None else heard_statuses(directory_name)
+        router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers, heard=heard)
         service = GenerationService(
             router_client,
             tokenizer,

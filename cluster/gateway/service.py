@@ -33,7 +33,7 @@ from cluster.gateway.requests.router_requests import requests_of, shared_request
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.served_model import ModelCard, ServedModel, capabilities
 from cluster.gateway_config import GatewayConfig
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
 from cluster.text.chat_format import NO_TOOLS, ToolUse

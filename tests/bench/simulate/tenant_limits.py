@@ -41,6 +41,7 @@ _BY_SIZE = {
     "20 requests a second": {"rate": 20.0, "burst": 20.0, "size": 1.0},
     "5 requests a second": {"rate": 5.0, "burst": 5.0, "size": 1.0},
     "1 request a second": {"rate": 1.0, "burst": 1.0, "size": 1.0},
+    "1 request in two seconds": {"rate": 0.5, "burst": 1.0, "size": 1.0},
     **{
         f"requests of {100 * part:g} % of a minute's tokens": {
             "rate": 200_000 / 60, "burst": 200_000.0, "size": part * 200_000
