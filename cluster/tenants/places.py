@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cluster.tenants.lease import LIFE_S, MEMORY_S, remembered
 
 PLACES_LIFE_S = 10.0  # of a silent gateway's places: longer than its lease, since its sequences may still run
-_ASK_AGAIN_S = 0.1  # between two questions while Redis has no places
+_ASK_AGAIN_S = 0.1  # between two questions while Redis has too few places
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,13 @@ class LeasedPlaces:
         self._asked_at = now
 
     def should_ask(self, count: int, running: int, now: float) -> bool:
-        """Whether so many more sequences have no places here, and a report might get some."""
-        if count > self.limit or running + count <= (self._held if self.has_lease(now) else 0):
+        """Whether so many more sequences have no places here, and a report might get them."""
+        if count > self.limit:
             return False
-        return not self.has_lease(now) or self._left > 0 or now - self._leased_at > _ASK_AGAIN_S
+        if not self.has_lease(now):
+            return True
+        missing = running + count - self._held
+        return missing > 0 and (missing <= self._left or now - self._leased_at > _ASK_AGAIN_S)
 
     def report(self, running: int, now: float) -> PlacesReport:
         """At most one report may be in flight."""

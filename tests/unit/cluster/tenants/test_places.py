@@ -89,6 +89,15 @@ def test_all_places_at_once_are_had_by_a_single_request():
     assert ask(places, store, 0, 8, 0, 0.0)
 
 
+def test_a_request_for_more_places_than_are_left_asks_only_now_and_then():
+    store, (first, second) = StoredPlaces(), (LeasedPlaces(8, 10) for _ in range(2))
+    assert ask(first, store, 0, 5, 0, 0.0)
+    assert not ask(second, store, 1, 4, 0, 0.0)  # it gets three, which are too few
+    assert not second.should_ask(4, 0, 0.05)
+    assert second.should_ask(4, 0, 0.15)
+    assert ask(second, store, 1, 3, 0, 0.15)
+
+
 def test_places_of_a_gateway_that_dies_come_back():
     store, (first, second) = StoredPlaces(), (LeasedPlaces(8, 10) for _ in range(2))
     assert ask(first, store, 0, 8, 0, 0.0)
