@@ -47,6 +47,7 @@ class PlacesLoad:
     dies: dict[int, float] = field(default_factory=dict)  # gateways, and when they lose all that they know
     down: tuple[float, float] = (0.0, 0.0)  # no store
     leases: bool = True
+    lost: float = 0.0  # share of reports and answers; no sequence runs without a lease then
 
 
 @dataclass
@@ -99,13 +100,15 @@ def places_used(
         heapq.heappush(events, (now, next(order), kind, gateway, life))
 
     def renew(gateway: int, now: float) -> None:
-        if load.leases and not load.down[0] <= now < load.down[1]:
-            used.calls += 1
-            places[gateway].renew(
-                store.renew(
-                    gateway + load.gateways * lives[gateway], places[gateway].report(running[gateway], now), now
-                )
-            )
+        if not load.leases or load.down[0] <= now < load.down[1]:
+            return
+        used.calls += 1
+        report = places[gateway].report(running[gateway], now)
+        if load.lost and rng.random() < load.lost / 2:
+            return  # on its way to the store
+        told = store.renew(gateway + load.gateways * lives[gateway], report, now)
+        if not load.lost or rng.random() >= load.lost / 2:
+            places[gateway].renew(told)
 
     def arrive(now: float) -> None:
         used.requests += 1
@@ -122,7 +125,8 @@ def places_used(
             renew(gateway, now)
             own.waiting -= load.size
         own.ask(load.size, now)
-        if running[gateway] + load.size <= own.most(now):
+        may_run = not load.lost or own.has_lease(now)
+        if may_run and running[gateway] + load.size <= own.most(now):
             running[gateway] += load.size
             all_running.change(load.size, now)
             for one in lasts:

@@ -35,6 +35,16 @@ def test_no_more_sequences_run_than_the_limit_whoever_dies(limit, over, gateways
     places_used(load, check)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 20), st.floats(0.1, 0.9), st.sampled_from([0.3, 3.0]), st.integers(0, 2**32))
+def test_reports_and_answers_that_are_lost_add_no_places(limit, gateways, lost, answer_s, seed):
+    def check(running, now):
+        assert sum(running.values()) <= limit, (running, now)
+
+    load = PlacesLoad(limit, 3 * limit, gateways, answer_s=answer_s, seconds=30.0, seed=seed, lost=lost)
+    places_used(load, check)
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50), st.floats(5, 30), st.floats(0.1, 30), st.integers(0, 2**32))
 def test_an_outage_leaves_shares_and_the_limit_holds_again_after_it(limit, gateways, begin, lasts, seed):
