@@ -19,17 +19,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from cache_service.counts.soft_codec import MAX_DELTA_CONTEXTS, ORIGIN_BYTES, Delta, encode_delta
+from cache_service.counts.soft_codec import MAX_DELTA_CONTEXTS, ORIGIN_BYTES, Delta, area_of, encode_delta
 from cache_service.counts.soft_compactor import SoftCompactor, SoftCompactorSettings
 from cache_service.counts.soft_ngram import MAX_ORDER, Entries, SoftNgramTable
-from cache_service.counts.soft_reader import SoftReader
+from cache_service.counts.soft_reader import READ_ENTRIES, SoftReader
 from cache_service.errors import FormatError, StoreError, StoreRefused
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.namespaces import PUBLIC
+from cache_service.log.log_feed import REST_S, LogFeed, Subscription
 from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.fair_share import first_to_give_way
@@ -108,6 +110,7 @@ class _Feed:
     codec: FrameCodec  # for writing, in the reading thread
     breaker: CircuitBreaker
     idle_s: float
+    subscription: Subscription | None
     outgoing: SoftNgramTable | None = None  # delta that was taken, on its way
     unwritten: Entries | None = None  # what of `outgoing` is not in Redis yet
     table: weakref.ref[SoftNgramTable] | None = None  # the table being filled
@@ -153,10 +156,13 @@ class SoftExchange:
         open_namespace: OpenNamespace,
         settings: SoftExchangeSettings | None = None,
         make_turns: Callable[[str], Turns] = Turns,
+        feed: LogFeed | None = None,
     ) -> None:
-        """make_turns: starts a named background thread."""
+        """make_turns: starts a named background thread. feed: tells when there is something to read; None: logs are
+        polled."""
         self._open_namespace = open_namespace
         self._settings = settings or SoftExchangeSettings()
+        self._feed = feed
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}  # least recently followed first
         self._incoming: deque[_Incoming] = deque()
@@ -295,6 +301,7 @@ class SoftExchange:
                 self._fills(feed, table)
                 self._exported += len(delta)
                 feed.outgoing = delta
+                self._turns.hasten(feed.namespace)
                 return
 
     def _fills(self, feed: _Feed, table: SoftNgramTable | None) -> None:
@@ -322,7 +329,8 @@ class SoftExchange:
         read = feed.reader.counters.contexts
         try:
             self._write(feed)
-            has_more = self._waiting < settings.max_incoming_contexts and feed.reader.step()
+            has_room = self._waiting < settings.max_incoming_contexts
+            has_more = has_room and feed.reader.step()
         except StoreError as error:
             self._failures += 1
             now = time.monotonic()
@@ -333,6 +341,9 @@ class SoftExchange:
         feed.breaker.succeeded()
         if has_more:
             return 0.0
+        if has_room and feed.outgoing is None and feed.reader.is_current:
+            feed.idle_s = settings.poll_s
+            return REST_S
         is_idle = feed.reader.counters.contexts == read and feed.outgoing is None
         feed.idle_s = min(2 * feed.idle_s, settings.idle_poll_s) if is_idle else settings.poll_s
         return feed.idle_s
@@ -360,6 +371,10 @@ class SoftExchange:
             self._written_bytes += len(frame)
             feed.unwritten = feed.unwritten.rows(slice(MAX_DELTA_CONTEXTS, None))
         feed.unwritten = feed.outgoing = None
+        compactor = self._compactors.get(feed.namespace)
+        if self._folding is not None and compactor is not None and compactor.rests:
+            compactor.wake()
+            self._folding.add(feed.namespace, compactor.turn, self._settings.compactor.fold_every_s)
 
     def _enqueue(self, feed: _Feed, entries: Entries) -> None:
         with self._lock:
@@ -380,9 +395,17 @@ class SoftExchange:
         _, writing = self._open_namespace(namespace)
         listener = _Listener(self, namespace)
         origin = secrets.token_bytes(ORIGIN_BYTES)
-        reader = SoftReader(store, reading, settings.order, listener, origin=origin, keep_s=settings.keep_s)
+        source = None
+        if self._feed is not None:
+            area = store.beside(area_of(settings.order))
+            source = self._feed.follow(area, READ_ENTRIES, settings.poll_s, partial(self._turns.hasten, namespace))
+        reader = SoftReader(
+            store, reading, settings.order, listener, origin=origin, keep_s=settings.keep_s, source=source
+        )
         breaker = CircuitBreaker(1, settings.retry_s, settings.max_retry_s)
-        feed = _Feed(namespace, reader, listener, codec=writing, breaker=breaker, idle_s=settings.poll_s)
+        feed = _Feed(
+            namespace, reader, listener, codec=writing, breaker=breaker, idle_s=settings.poll_s, subscription=source
+        )
         listener.feed = feed
         with self._lock:
             feed.awaits_drop = namespace in self._to_drop
@@ -415,6 +438,8 @@ class SoftExchange:
             self._incoming = deque(item for item in self._incoming if item.feed is not feed)
             self._waiting -= sum(item.num_left for item in ended)
         self._turns.remove(namespace)
+        if feed.subscription is not None:
+            feed.subscription.close()
         feed.listener.feed = None  # break the reference cycle, so that tables are freed at once
         if self._folding is not None and not keeps_folding:
             self._folding.remove(namespace)

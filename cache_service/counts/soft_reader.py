@@ -9,10 +9,11 @@ from typing import Protocol
 from cache_service.counts.soft_codec import Delta, SoftManifest, SoftPart, area_of, soft_payload
 from cache_service.counts.soft_ngram import Entries
 from cache_service.formats.frame import FrameCodec
-from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, Place, ResetReason
+from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, LogSource, Place, ResetReason
 from cache_service.store.store import KEEP_S, Store, StoredManifest
 
-_READ_ENTRIES = 8  # entries of the log read at once; each has up to a megabyte
+READ_ENTRIES = 8
+"""Entries of the log read at once; each has up to a megabyte."""
 
 
 class SoftListener(Protocol):
@@ -43,10 +44,11 @@ class SoftReader(FoldedLogReader[SoftManifest, SoftPart, Delta, Entries]):
         *,
         origin: bytes,
         keep_s: int = KEEP_S,
+        source: LogSource | None = None,
     ) -> None:
         """store: the namespace's, any area; origin: its deltas are left out; keep_s: time to live of an epoch that the
-        reader begins."""
-        super().__init__(store.beside(area_of(order)), codec, soft_payload(order), _READ_ENTRIES)
+        reader begins; source: as in `FoldedLogReader`, for the area."""
+        super().__init__(store.beside(area_of(order)), codec, soft_payload(order), READ_ENTRIES, source)
         self.counters: SoftReaderCounters = SoftReaderCounters()
         self.origin = origin
         self._listener = listener

@@ -1,8 +1,9 @@
 """Tells the learners of a process when they must forget a namespace, because it was purged.
 
 A purge ends the namespace's epoch. Indexes and soft counts notice that while they read the cache, but drafters also
-learn from the process's own rounds. So this polls the epochs of all namespaces they learn from, in one request. It does
-not know which times were purged: everything learnt of the namespace is forgotten.
+learn from the process's own rounds. So this follows the epochs of all namespaces they learn from, or polls them in one
+request where no feed tells of them. It does not know which times were purged: everything learnt of the namespace is
+forgotten.
 
 Nothing learnt may outlive the watch over it, so a namespace also counts as ended when it is evicted from the watch,
 when its first look comes too late or finds a noted purge (the purge may have come after learning began), and when it
@@ -18,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 from weakref import WeakKeyDictionary
 
@@ -25,6 +27,7 @@ from pydantic import Field
 
 from cache_service.errors import SettingError, StoreError, StoreRefused
 from cache_service.formats.store_keys import StoreKeys
+from cache_service.log.log_feed import REST_S, LogFeed, Subscription
 from cache_service.options import KeepSeconds, Options, PollSeconds
 from cache_service.store.answers import as_optional_text, faults_told
 from cache_service.store.connection import Connection
@@ -55,7 +58,16 @@ class _Watched:
     keys: StoreKeys
     since: float
     used: float
+    subscription: Subscription | None
     epoch: str | None = None  # None: not known yet
+
+    def told(self) -> str | None:
+        """The epoch as the feed has told it; None: it has to be asked for."""
+        return None if self.subscription is None or self.epoch is None else self.subscription.read_epoch()
+
+    def close(self) -> None:
+        if self.subscription is not None:
+            self.subscription.close()
 
 
 class _OnlyLearner:
@@ -70,8 +82,11 @@ class EpochWatch:
         connection: Connection,
         keys_of: Callable[[str], StoreKeys],
         settings: EpochWatchSettings | None = None,
+        feed: LogFeed | None = None,
     ) -> None:
-        """keys_of: returns a namespace's keys; raises SettingError for an invalid name."""
+        """keys_of: returns a namespace's keys; raises SettingError for an invalid name. feed: tells of epochs that
+        have changed; None: they are polled."""
+        self._feed = feed
         self._connection = connection
         self._keys_of = keys_of
         self._settings = settings or EpochWatchSettings()
@@ -92,12 +107,12 @@ class EpochWatch:
                 self._watched.move_to_end(namespace)
                 return
             try:
-                self._watched[namespace] = _Watched(self._keys_of(namespace), now, now)
+                self._watched[namespace] = _Watched(keys := self._keys_of(namespace), now, now, self._follow(keys))
             except SettingError:
                 return
             if len(self._watched) > self._settings.max_namespaces:
                 gone = first_to_give_way(list(self._watched))
-                del self._watched[gone]
+                self._watched.pop(gone).close()
                 self._end(gone)
         self._turns.add("look", self._look)  # at once
 
@@ -113,6 +128,12 @@ class EpochWatch:
         """End the thread; False if it still waits for Redis after `timeout_s`."""
         return self._turns.close(timeout_s)
 
+    def _follow(self, keys: StoreKeys) -> Subscription | None:
+        if self._feed is None:
+            return None
+        store, wake = Store(self._connection, keys), partial(self._turns.hasten, "look")
+        return self._feed.follow(store, 0, self._settings.look_s, wake)
+
     def _end(self, namespace: str) -> None:
         """Call it with the lock held."""
         for ended in self._ended.values():
@@ -124,28 +145,33 @@ class EpochWatch:
         if not watched:
             return _IDLE_S
         try:
-            epochs, noted = self._read(watched)
+            told = [one.told() for _, one in watched]
+            asked = [one for one, epoch in zip(watched, told, strict=True) if epoch is None]
+            answers, noted = self._read(asked) if asked else ([], set())
         except StoreError as error:
             if not self._is_away:
                 log.warning("purges are not heard of for now: %s", error)
             self._is_away = True
             return self._settings.retry_s
         self._is_away = False
-        now = time.monotonic()
+        now, answered = time.monotonic(), iter(answers)
+        epochs = [next(answered) if epoch is None else epoch for epoch in told]
         with self._lock:
             for (namespace, one), epoch in zip(watched, epochs, strict=True):
                 if self._watched.get(namespace) is not one:
                     continue
                 if epoch is None:
                     if one.epoch is not None and now - one.used > _UNUSED_S:
-                        del self._watched[namespace]
+                        self._watched.pop(namespace).close()
                         self._end(namespace)
                     continue
                 is_late = one.epoch is None and now - one.since > self._settings.first_look_s
                 if is_late or namespace in noted or one.epoch not in (None, epoch):
                     self._end(namespace)
                 one.epoch = epoch
-        return self._settings.look_s
+                if one.subscription is not None:
+                    one.subscription.follow_epoch(epoch)
+        return self._settings.look_s if asked else REST_S
 
     def _read(self, watched: Sequence[tuple[str, _Watched]]) -> tuple[list[str | None], set[str]]:
         """Epochs in the order of `watched`, and which of the namespaces seen for the first time have a noted purge.

@@ -182,6 +182,8 @@ class Edition:
 
     @property
     def wants_successor(self) -> bool:
+        if not (self._is_expired or self._folded_tokens):
+            return False
         base = self.automata.base
         most = max(self._settings.base_tokens, (0 if base is None else len(base)) // 4)
         return self.is_complete and (self._is_expired or self._folded_tokens >= most)

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from cache_service.automata.corpus_index import CorpusHeader, open_index, write_
 from cache_service.automata.static_automaton import StaticAutomaton
 from cache_service.errors import CorpusError
 from cache_service.formats.store_keys import StoreKeys
+from cache_service.store.private_directory import is_private_directory
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class IndexFiles:
 
     def __init__(self, directory: Path | None) -> None:
         """directory: created if missing; not used if other users may enter it. None: share nothing."""
-        self.directory = directory if directory is not None and _is_ours(directory) else None
+        self.directory = directory if directory is not None and is_private_directory(directory) else None
 
     def open(self, index: str, content: str, *, verify: bool = True) -> StaticAutomaton | None:
         """The mapped automaton of an index; None if there is none.
@@ -159,20 +159,6 @@ class IndexFiles:
             os.close(descriptor)
             raise
         return descriptor
-
-
-def _is_ours(directory: Path) -> bool:
-    """Create the directory if missing; whether only this user can enter it."""
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat()
-    except OSError as error:
-        log.warning("indexes are not shared: %s cannot be made: %s", directory, error)
-        return False
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        log.warning("indexes are not shared: %s is not a directory that is this user's alone (mode 0700)", directory)
-        return False
-    return True
 
 
 def _remove(path: Path) -> None:

@@ -20,6 +20,7 @@ from cache_service.formats.namespaces import owner_of
 from cache_service.index.index_edition import TOUCH_S, Edition, EditionCounts, WarmIndexSettings
 from cache_service.index.index_files import IndexFiles
 from cache_service.log.follower import Follower
+from cache_service.log.log_feed import LogFeed
 from cache_service.log.log_reader import ReaderCounters
 from cache_service.store.fair_share import first_to_give_way
 from cache_service.store.store import OpenNamespace
@@ -27,7 +28,7 @@ from cache_service.store.turns import Turns
 
 log = logging.getLogger(__name__)
 
-_TEND_S = 0.25
+_TEND_S = 1.0
 _TEND_BUSY_S = 0.05  # while an index is to be replaced
 
 
@@ -40,7 +41,7 @@ class WarmIndexStats:
     memory_bytes: int  # memory of this process alone
     mapped_bytes: int  # size of shared files
     warm_ratio: float  # mean share of segments processed, 0 to 1; 1 without namespaces
-    lag_s: float  # longest time since a namespace in use was last read
+    lag_s: float  # longest time since a namespace in use was known to have been read
     entries: int  # log entries read
     segments: int
     damaged: int  # entries, segments and manifests that could not be read
@@ -57,7 +58,10 @@ class WarmIndexStats:
 class WarmIndex:
     """Follows namespaces and keeps an index of each. Thread-safe; no method raises for a fault of the store."""
 
-    def __init__(self, open_namespace: OpenNamespace, settings: WarmIndexSettings | None = None) -> None:
+    def __init__(
+        self, open_namespace: OpenNamespace, settings: WarmIndexSettings | None = None, feed: LogFeed | None = None
+    ) -> None:
+        """feed: as in `Follower`."""
         self._settings = settings or WarmIndexSettings()
         reader = self._settings.follower.reader.model_copy(update={"warm_tokens": self._settings.namespace_tokens})
         self._open_namespace = open_namespace
@@ -69,7 +73,7 @@ class WarmIndex:
         self._followed: dict[str, _Followed] = {}
         self._is_closed = False
         self._touched = time.monotonic()
-        self._follower = Follower(open_namespace, self._settings.follower.model_copy(update={"reader": reader}))
+        self._follower = Follower(open_namespace, self._settings.follower.model_copy(update={"reader": reader}), feed)
         self._builder = Turns("cache-index-builder")
         self._builder.add("warm up", self._warm_up)
         self._builder.add("tend", self._tend)

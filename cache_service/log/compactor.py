@@ -30,7 +30,6 @@ from cache_service.store.store import OpenNamespace, Store
 from cache_service.store.turns import Turns
 
 _SURVIVORS_DIVISOR = 4  # at most a quarter of a dropped generation survives
-_MOST_IDLE_TURNS = 3  # in a row, each of which doubles the time to the next
 
 
 class CompactorSettings(FoldSettings):
@@ -59,30 +58,11 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
     ) -> None:
         """limits: returns the budgets of the next fold, in place of the settings' limits. Its argument says whether
         there are new entries. May raise StoreError. may_rest: False where budgets shrink without new entries."""
-        super().__init__(store, codec, TOKENS)
+        super().__init__(store, codec, TOKENS, may_rest)
         self.counters: CompactorCounters = CompactorCounters()
         self._settings: CompactorSettings = settings or CompactorSettings()
         self._clock = clock
         self._limits = limits or (lambda has_new: self._settings.limits)
-        self._may_rest = may_rest
-        self._num_idle_turns = 0
-
-    @property
-    def rests(self) -> bool:
-        """Whether its turns come seldom, since there has been nothing to fold."""
-        return self._num_idle_turns > 0
-
-    def wake(self) -> None:
-        self._num_idle_turns = 0
-
-    def turn(self) -> float:
-        """As `FencedCompactor.turn`. A namespace without writes is checked less and less often, and its lease
-        expires."""
-        folds = self.counters.folds
-        pause_s = super().turn()
-        is_idle = self._may_rest and self.counters.folds == folds
-        self._num_idle_turns = min(self._num_idle_turns + 1, _MOST_IDLE_TURNS) if is_idle else 0
-        return pause_s * 2**self._num_idle_turns
 
     def commit(self, fold: Fold[Manifest]) -> bool:
         is_done = super().commit(fold)

@@ -26,6 +26,11 @@ from cache_service.store.store import KEEP_S, Store, StoredManifest
 
 log = logging.getLogger(__name__)
 
+# Turns without a fold, each of which doubles the time to the next. Who writes to a namespace folds it, so others need
+# not look, unless it ends first.
+_MOST_IDLE_TURNS = 5
+_MOST_TURNS_BESIDE_ANOTHER = 3
+
 FoldSeconds = Annotated[float, Field(ge=0.01, le=3600)]
 FoldEntries = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -82,11 +87,21 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
     counters: FoldCounters
     _settings: FoldSettings
 
-    def __init__(self, store: Store, codec: FrameCodec, payload: Payload[ManifestT, RefT, EntryT, SegmentT]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        codec: FrameCodec,
+        payload: Payload[ManifestT, RefT, EntryT, SegmentT],
+        may_rest: bool = True,
+    ) -> None:
+        """may_rest: whether turns without a fold may come seldom."""
         self._store = store
         self._codec = codec
         self._payload = payload
         self._owner = secrets.token_hex(16)
+        self._may_rest = may_rest
+        self._num_idle_turns = 0
+        self._is_other_at_work = False  # another compactor held the lease when asked last
 
     @abstractmethod
     def _empty_manifest(self, epoch: str, version: int) -> ManifestT:
@@ -98,13 +113,29 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         is nothing to do. folded_id: the new manifest's last folded entry, old.folded_id if there are no new ones."""
 
     def turn(self) -> float:
-        """Fold once. Returns the seconds until the next fold. Does not raise for a fault of the store."""
+        """Fold once. Returns the seconds until the next fold. Does not raise for a fault of the store.
+
+        A namespace with nothing to fold is checked less and less often, and its lease expires. So is one that another
+        compactor folds.
+        """
+        folds, has_more = self.counters.folds, False
         try:
-            return 0.0 if self.fold() else self._settings.fold_every_s
+            has_more = self.fold()
         except (StoreError, FormatError) as error:
             log.debug("%s cannot be folded for now: %s", self._store.keys, error)
             self.counters.failures += 1
-            return self._settings.fold_every_s
+        is_idle = self._may_rest and self.counters.folds == folds
+        most = _MOST_TURNS_BESIDE_ANOTHER if self._is_other_at_work else _MOST_IDLE_TURNS
+        self._num_idle_turns = min(self._num_idle_turns + 1, most) if is_idle else 0
+        return 0.0 if has_more else self._settings.fold_every_s * 2**self._num_idle_turns
+
+    @property
+    def rests(self) -> bool:
+        """Whether its turns come seldom, since there was nothing to fold: `wake` it when there is."""
+        return self._num_idle_turns > 0 and not self._is_other_at_work
+
+    def wake(self) -> None:
+        self._num_idle_turns = 0
 
     def fold(self) -> bool:
         """Fold once, if the lease is free and there is something to fold. True if there is more. Raises StoreError."""
@@ -197,10 +228,12 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
     def _acquire_lease(self) -> int | None:
         """Fencing token of a new or renewed lease. None: another compactor has it, or the namespace has no epoch; then
         no lease is taken, since it would leave keys behind."""
-        settings = self._settings
+        settings, self._is_other_at_work = self._settings, False
         if self._store.read_epoch() is None:
             return None
-        return self._store.acquire_lease(self._owner, max(1, int(settings.lease_s * 1000)), settings.keep_s)
+        token = self._store.acquire_lease(self._owner, max(1, int(settings.lease_s * 1000)), settings.keep_s)
+        self._is_other_at_work = token is None
+        return token
 
     def _current_manifest(self, stored: StoredManifest, epoch: str) -> ManifestT | None:
         """The stored manifest, or an empty one. None: it has a later format or key."""

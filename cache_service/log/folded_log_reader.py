@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal
+from typing import Generic, Literal, Protocol
 
 from cache_service.errors import FormatError
 from cache_service.formats.frame import FrameCodec
@@ -57,6 +57,21 @@ class Place(Generic[ManifestT, RefT]):
     has_caught_up: bool = False  # the end of the log was reached once
 
 
+class LogSource(Protocol):
+    """A log that is read without asking the store each time: see `log_feed`."""
+
+    def read_log(self, begin: str, max_entries: int, epoch: str | None, version: int) -> LogView:
+        """As `Store.read_log`. epoch, version: those known to the reader. Raises StoreError."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether what was read last was all there is."""
+
+    @property
+    def current_at(self) -> float | None:
+        """Monotonic seconds at which that was last known; None: it is not known to be all."""
+
+
 class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
     """Reads one log in steps. Not thread-safe."""
 
@@ -68,9 +83,11 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         codec: FrameCodec,
         payload: Payload[ManifestT, RefT, EntryT, SegmentT],
         read_entries: int,
+        source: LogSource | None = None,
     ) -> None:
-        """read_entries: log entries per read."""
+        """read_entries: log entries per read. source: where the log is read; None: in the store."""
         self.store = store
+        self._source = source
         self._codec = codec
         self._payload = payload
         self._read_entries = read_entries
@@ -100,6 +117,11 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
             self._read_segment(self._place)
             return True
         return self._read_log(self._place)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether there is nothing to read until the source says so."""
+        return self._place is not None and self._source is not None and self._source.is_current
 
     @property
     def epoch(self) -> str | None:
@@ -155,7 +177,7 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         self._deliver_segment(ref, segment)
 
     def _read_log(self, place: Place[ManifestT, RefT]) -> bool:
-        view = self.store.read_log(place.cursor, self._read_entries + 1)
+        view = self._view(place, self._read_entries + 1)
         reason = reset_reason(place, view)
         if reason is None and view.version != place.version:
             reason = self._renew(place, view.version)
@@ -171,6 +193,11 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         has_more = len(entries) >= self._read_entries
         place.has_caught_up = place.has_caught_up or not has_more
         return has_more
+
+    def _view(self, place: Place[ManifestT, RefT], max_entries: int) -> LogView:
+        if self._source is None:
+            return self.store.read_log(place.cursor, max_entries)
+        return self._source.read_log(place.cursor, max_entries, place.epoch, place.version)
 
     def _read_entry(self, place: Place[ManifestT, RefT], entry_id: str, frame: bytes) -> None:
         try:

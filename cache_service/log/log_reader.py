@@ -15,7 +15,7 @@ from cache_service.formats.frame import FrameCodec
 from cache_service.formats.manifest import Manifest
 from cache_service.formats.piece_codec import PieceColumns
 from cache_service.formats.segment import SegmentEntry
-from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, Place, ResetReason
+from cache_service.log.folded_log_reader import FoldedLogCounters, FoldedLogReader, LogSource, Place, ResetReason
 from cache_service.log.payload import TOKENS
 from cache_service.options import Options
 from cache_service.store.store import Store
@@ -68,9 +68,10 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
         codec: FrameCodec,
         listener: Listener,
         settings: ReaderSettings | None = None,
+        source: LogSource | None = None,
     ) -> None:
         self._settings = settings or ReaderSettings()
-        super().__init__(store, codec, TOKENS, self._settings.read_entries)
+        super().__init__(store, codec, TOKENS, self._settings.read_entries, source)
         self.counters: ReaderCounters = ReaderCounters()
         self._listener = listener
         self._deadline = 0.0  # for this start's segments
@@ -83,8 +84,10 @@ class LogReader(FoldedLogReader[Manifest, SegmentEntry, list[Piece], PieceColumn
 
     @property
     def lag_s(self) -> float:
-        """Seconds since Redis last answered; 0 if it never has."""
-        return 0.0 if self._read_at is None else time.monotonic() - self._read_at
+        """Seconds since all was known to be read, or Redis last answered; 0 if it never has."""
+        current_at = None if self._source is None else self._source.current_at
+        read_at = self._read_at if current_at is None else current_at
+        return 0.0 if read_at is None else time.monotonic() - read_at
 
     def _begin(self, manifest: Manifest | None) -> list[SegmentEntry]:
         self._deadline = time.monotonic() + self._settings.warm_deadline_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -115,16 +116,25 @@ class Connection:
             client.close()
 
 
-def open_client(settings: ConnectionSettings) -> Client:
+def open_notified_client(settings: ConnectionSettings) -> redis.Redis:
+    """A client with one connection that takes push messages; not for Cluster, where each node would need one."""
+    client = open_client(replace(settings, num_retries=0, max_connections=1), takes_pushes=True)
+    if isinstance(client, RedisCluster):
+        raise SettingError("url", str(settings), "Cluster is not followed by push messages")
+    return client
+
+
+def open_client(settings: ConnectionSettings, *, takes_pushes: bool = False) -> Client:
     """A client with bounded timeouts. Only the Cluster client connects already."""
     address = settings.address
-    # RESP2: push messages are not used, and RESP3 would add a maintenance handshake to every connection.
     every: dict[str, Any] = {
-        "protocol": 2,
+        "protocol": 3 if takes_pushes else 2,
         "socket_connect_timeout": settings.connect_timeout_s,
         "socket_timeout": settings.read_timeout_s,
         "retry": Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), settings.num_retries),
     }
+    if takes_pushes:
+        every["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)  # spares a handshake
     if address.tls:
         every |= {
             "ssl": True,

@@ -127,12 +127,7 @@ class Store:
             pipeline.get(self.keys.epoch)
             pipeline.hget(self.keys.manifest, "version")
             pipeline.xrange(self.keys.log, begin, "+", max_entries)
-            epoch, version, found = pipeline.execute()
-            entries = [_entry(entry) for entry in found]
-            ids = [parse_id(entry_id) for entry_id, _ in entries]
-            if ids != sorted(set(ids)) or (ids and ids[0] < parse_id(begin)):
-                raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
-            return LogView(as_optional_text(epoch), as_count(version or 0), entries)
+            return log_view(begin, *pipeline.execute())
 
     def log_after(self, entry_id: str, at_once: int) -> Iterator[tuple[str, bytes]]:
         """Entries after this one, read in batches of `at_once`."""
@@ -260,9 +255,18 @@ class Store:
         return run_script(self.client(), script, keys, arguments)
 
 
+def log_view(begin: str, epoch: Any, version: Any, found: Any) -> LogView:
+    """The server's answers about a log from `begin` on, checked. Use it within `faults_told`."""
+    entries = [_entry(entry) for entry in found]
+    ids = [parse_id(entry_id) for entry_id, _ in entries]
+    if ids != sorted(set(ids)) or (ids and ids[0] < parse_id(begin)):
+        raise StoreUnavailable("Redis answers nonsense: entries of a log out of order")
+    return LogView(as_optional_text(epoch), as_count(version or 0), entries)
+
+
 def _entry(entry: Any) -> tuple[str, bytes]:
     entry_id, fields = entry
-    if isinstance(fields, list):  # redis-py's form in a cluster transaction
+    if isinstance(fields, list):  # the server's form, which redis-py leaves in a cluster transaction
         fields = dict(zip(fields[::2], fields[1::2], strict=True))
     found = fields.get(_FIELD, b"") if fields else b""  # an entry with other fields is damaged
     return as_text(entry_id), as_bytes(found)

@@ -23,6 +23,7 @@ class Turns:
         self.num_faults = 0
         self._tasks: dict[str, Callable[[], float]] = {}
         self._due: dict[str, float] = {}
+        self._hastened: set[str] = set()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
@@ -36,11 +37,21 @@ class Turns:
             self._due[name] = time.monotonic() + delay_s
         self._wake.set()
 
+    def hasten(self, name: str) -> None:
+        """The next turn is due now; after a running one. Unknown names are ignored."""
+        with self._lock:
+            if name not in self._tasks:
+                return
+            self._due[name] = time.monotonic()
+            self._hastened.add(name)
+        self._wake.set()
+
     def remove(self, name: str) -> None:
         """No turn begins after this; a running one finishes."""
         with self._lock:
             self._tasks.pop(name, None)
             self._due.pop(name, None)
+            self._hastened.discard(name)
 
     def close(self, timeout_s: float) -> bool:
         """End the thread after the running turn. False if that takes over `timeout_s`, or if called in a turn."""
@@ -62,6 +73,8 @@ class Turns:
             if task is None or name is None or wait_s > 0:
                 self._wake.wait(wait_s)
                 continue
+            with self._lock:
+                self._hastened.discard(name)
             try:
                 pause_s = task()
             except Exception:
@@ -70,4 +83,4 @@ class Turns:
                 pause_s = _PAUSE_AFTER_FAULT_S
             with self._lock:
                 if self._tasks.get(name) is task:
-                    self._due[name] = time.monotonic() + pause_s
+                    self._due[name] = time.monotonic() + (0.0 if name in self._hastened else pause_s)

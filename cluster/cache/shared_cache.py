@@ -33,6 +33,7 @@ from cache_service.log.compactor import Compactor, CompactorSettings, CompactorT
 from cache_service.log.earnings_ledger import EarningsLedger
 from cache_service.log.fold_plan import FoldLimits
 from cache_service.log.hit_rate_limits import limits_by_hit_rate
+from cache_service.log.log_feed import LogFeed
 from cache_service.log.publisher import Publisher, PublisherCounters, PublisherSettings
 from cache_service.log.tenant_share import TenantBudget, TenantShare
 from cache_service.promotion.promotion_thread import PromotionThread
@@ -98,9 +99,10 @@ class SharedCache:
         self._connection = Connection(connection)
         self.publisher = Publisher(self._open, self._settings.publisher)
         self.compactor = CompactorThread(self._open, self._settings.compactor)
-        self.index = WarmIndex(self._open, self._settings.index)
+        self._feed = LogFeed(connection, self._settings.index.directory)
+        self.index = WarmIndex(self._open, self._settings.index, self._feed)
         self.earnings = EarningsLedger(self._open_earnings, keep_s=self._settings.compactor.keep_s)
-        self.epochs = EpochWatch(self._connection, self._keys, self._settings.epochs)
+        self.epochs = EpochWatch(self._connection, self._keys, self._settings.epochs, self._feed)
         self._compactors: OrderedDict[str, Compactor] = OrderedDict()  # most recently written last
         self._folds = 0  # by compactors that were dropped
         self._exchanges: list[SoftExchange] = []  # one for each live drafter
@@ -160,7 +162,8 @@ class SharedCache:
         drafter = drafters.get(SOFT_NGRAM)
         if not isinstance(drafter, SoftNgramDrafter) or not drafter.delta_bytes:
             return None
-        exchange = SoftExchange(self._open, self._settings.soft.model_copy(update={"order": drafter.order}))
+        settings = self._settings.soft.model_copy(update={"order": drafter.order})
+        exchange = SoftExchange(self._open, settings, feed=self._feed)
         self._exchanges.append(exchange)
         weakref.finalize(drafter, _end, self._exchanges, exchange).atexit = False
         return SoftSharing(exchange, drafter, self._settings.publish_prompts)
@@ -186,7 +189,7 @@ class SharedCache:
             lent.append(self._promotion.close)
         if self._regions is not None:
             lent.append(self._regions.close)
-        for close in (*own, *lent):
+        for close in (*own, *lent, self._feed.close):
             is_done &= close(max(0.0, deadline - time.monotonic()))
         self._connection.close()
         return is_done

@@ -91,7 +91,7 @@ _CACHE_GAUGES: _Table = (
     ("paceline_cache_index_mapped_bytes", "index.mapped_bytes", "Bytes of indexes in files that processes share"),
     ("paceline_cache_warm_ratio", "index.warm_ratio",
      "Share of the stored segments of followed namespaces that can be drafted from"),
-    ("paceline_cache_lag_seconds", "index.lag_s", "Longest time since a namespace in use was read"),
+    ("paceline_cache_lag_seconds", "index.lag_s", "Longest time since a namespace in use was known to have been read"),
 )
 
 _CACHE_COUNTERS: _Table = (

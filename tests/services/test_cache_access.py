@@ -26,13 +26,15 @@ from cache_service.errors import StoreRefused, StoreUnavailable
 from cache_service.formats.earnings import Earnings
 from cache_service.formats.purged_times import TimeRange
 from cache_service.log.compactor import Compactor
+from cache_service.log.log_feed import LogFeed
+from cache_service.log.log_reader import LogReader
 from cache_service.log.publisher import Publisher, PublisherSettings
 from cache_service.promotion.promotion_gate import PromotionGate
 from cache_service.promotion.promotion_policy import PromotionPolicy
 from cache_service.store.admin_store import AdminStore
 from cache_service.store.connection import ConnectionSettings
 from cache_service.store.embedded_server import MAX_PORT, MIN_PORT, EmbeddedServer, find_server_binary
-from paceline_testing.cache_stores import Namespace, contents, piece, until
+from paceline_testing.cache_stores import Documents, Namespace, contents, piece, until
 
 GIVEN = [piece("a", 0, range(10)), piece("a", 10, range(10)), piece("b", 0, [1, 2])]
 
@@ -97,6 +99,21 @@ def use(writer, compacting=None, reader=None):
     documents, counters = reader.read()
     assert documents.contents == contents(GIVEN)
     assert counters.segments > 0
+    if reader.connection.settings.address.mode != "cluster":
+        be_told(writer, reader)
+
+
+def be_told(writer, reader):
+    """Follow the log by push messages."""
+    feed, documents = LogFeed(reader.connection.settings), Documents()
+    source = feed.follow(reader.store, 8, 0.02, lambda: None)
+    following = LogReader(reader.store, reader.codec, documents, source=source)
+    assert until(lambda: not following.step() and following.is_current)
+    writer.append(GIVEN[0])
+    assert until(lambda: not following.is_current)
+    assert until(lambda: not following.step() and following.is_current)
+    assert following.counters.entries
+    assert feed.close(20)
 
 
 def exchange_and_promote(namespace, exchanging=None, promoting=None):

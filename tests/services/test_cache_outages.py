@@ -19,6 +19,7 @@ import pytest
 from cache_service.errors import StoreUnavailable
 from cache_service.log.compactor import CompactorSettings, CompactorThread
 from cache_service.log.follower import Follower, FollowerSettings
+from cache_service.log.log_feed import LogFeed
 from cache_service.log.publisher import Publisher, PublisherSettings
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.connection import ConnectionSettings
@@ -40,8 +41,11 @@ class Cache:
             PublisherSettings(flush_s=0.01, **publishing),
             CircuitBreaker(first_pause_s=0.05, max_pause_s=0.2),
         )
+        self.feed = LogFeed(self.namespace.connection.settings)
         self.follower = Follower(
-            self.namespace.open, FollowerSettings(poll_s=0.01, idle_poll_s=0.02, retry_s=0.02, max_retry_s=0.2)
+            self.namespace.open,
+            FollowerSettings(poll_s=0.01, idle_poll_s=0.02, retry_s=0.02, max_retry_s=0.2),
+            self.feed,
         )
         self.reader = self.follower.follow(NAME, self.documents)
         self.folding = CompactorThread(self.namespace.open, CompactorSettings(fold_every_s=0.05))
@@ -66,6 +70,7 @@ def cache(settings, **publishing):
     finally:
         cache.publisher.close(20)
         assert cache.follower.close(20)
+        assert cache.feed.close(20)
         assert cache.folding.close(20)
         assert cache.publisher.counters.faults == 0
         assert cache.follower._turns.num_faults == cache.folding._turns.num_faults == 0

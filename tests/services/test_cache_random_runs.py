@@ -12,7 +12,9 @@ from cache_service.admin.administration import CacheAdministration
 from cache_service.errors import NamespaceUnknown
 from cache_service.log.compactor import Compactor, CompactorSettings
 from cache_service.log.fold_plan import FoldLimits
-from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece, run_histories
+from cache_service.log.log_feed import LogFeed
+from cache_service.log.log_reader import LogReader, ReaderSettings
+from paceline_testing.cache_stores import Documents, Namespace, catch_up, contents, piece, run_histories, until
 
 GENERATION_S, MAX_GENERATIONS, SEGMENT_TOKENS = 100, 3, 16
 
@@ -58,6 +60,9 @@ class History(RuleBasedStateMachine):
         self.is_restored = False  # since the reader started
         self.listener = Documents()
         self.reader = self.namespace.reader(self.listener, read_entries=2)
+        self.feed = LogFeed(self.server_settings)
+        self.told = None
+        self.told_reader_restarts()
         self.renew_compactor()
 
     def renew_compactor(self):
@@ -124,7 +129,7 @@ class History(RuleBasedStateMachine):
             for name, value in values.items():
                 self.namespace.redis.restore(name, 0, value)
             self.oracle = oracle.copy()
-            self.is_restored = True
+            self.is_restored = self.told_is_restored = True
             self.namespace.redis.delete(self.namespace.keys.lease)
 
     @rule()
@@ -171,6 +176,33 @@ class History(RuleBasedStateMachine):
         if not self.is_restored:
             assert known == wanted
 
+    @rule()
+    def told_reader_restarts(self):
+        if self.told is not None:
+            self.subscription.close()
+        self.subscription = self.feed.follow(self.namespace.store, 2, 0.02, lambda: None)
+        self.told = Documents()
+        settings = ReaderSettings(read_entries=2)
+        self.told_reader = LogReader(self.namespace.store, self.namespace.codec, self.told, settings, self.subscription)
+        self.told_is_restored = False
+
+    @rule()
+    def told_reader_takes_a_step(self):
+        self.told_reader.step()
+
+    @rule()
+    def told_reader_waits_for_news(self):
+        """It is not asked to read until it is told."""
+
+        def is_up_to_date():
+            if not self.told_reader.is_current:
+                self.told_reader.step()
+            known, wanted = self.told.contents, self.oracle.contents
+            return known == wanted or (self.told_is_restored and tokens(wanted) <= tokens(known))
+
+        assert until(is_up_to_date, 20), (self.told.contents, self.oracle.contents)
+        assert until(lambda: self.told_reader.step() or self.told_reader.is_current, 20)
+
     @invariant()
     def a_new_reader_finds_what_there_is(self):
         documents, counters = self.namespace.read(read_entries=3)
@@ -180,6 +212,7 @@ class History(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "namespace"):
+            assert self.feed.close(20)
             self.namespace.connection.close()
 
 

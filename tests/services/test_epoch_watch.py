@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from cache_service.formats.purged_times import TimeRange
 from cache_service.formats.store_keys import StoreKeys
 from cache_service.index.epoch_watch import EpochWatch, EpochWatchSettings
 from cache_service.index.index_edition import WarmIndexSettings
+from cache_service.log.log_feed import LogFeed
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from paceline_testing.cache_stores import FINGERPRINT, piece, until
 from paceline_testing.rounds import learning_core, serve, toy_info, toy_request
@@ -24,15 +26,30 @@ VOCAB_SIZE = 97
 QUICK = {"look_s": 0.01, "retry_s": 0.01}
 
 
+@pytest.fixture(params=["polled", "told"], autouse=True)
+def is_told(request, monkeypatch):
+    """Whether a feed tells of the epochs; else they are polled."""
+    monkeypatch.setattr(sys.modules[__name__], "IS_TOLD", request.param == "told")
+
+
+IS_TOLD = False
+
+
 @contextmanager
 def watching(namespace, **settings):
+    feed = LogFeed(namespace.connection.settings) if IS_TOLD else None
     watch = EpochWatch(
-        namespace.connection, lambda name: StoreKeys(FINGERPRINT, name), EpochWatchSettings(**QUICK | settings)
+        namespace.connection,
+        lambda name: StoreKeys(FINGERPRINT, name),
+        EpochWatchSettings(**QUICK | settings),
+        feed,
     )
     try:
         yield watch
     finally:
         assert watch.close(20)
+        assert feed is None or feed.close(20)
+        assert watch._turns.num_faults == 0
 
 
 def has_looked(namespace, watch, name):

@@ -33,8 +33,11 @@ class ManualTurns:
     def __init__(self, name):
         self.tasks = {}
 
-    def add(self, name, task):
+    def add(self, name, task, delay_s=0.0):
         self.tasks[name] = task
+
+    def hasten(self, name):
+        assert name in self.tasks
 
     def remove(self, name):
         self.tasks.pop(name, None)

@@ -24,9 +24,18 @@ def compactor(folds):
 
 
 def test_turns_come_seldom_while_there_is_nothing_to_fold_and_as_usual_after_a_write():
-    one = compactor(["all", "part", "all", "none", "none", "fault", "none", "none", "all"])
-    assert [one.turn() for _ in range(8)] == [10, 0, 10, 20, 40, 80, 80, 80]
+    one = compactor(["all", "part", "all", "none", "none", "fault", "none", "none", "none", "all"])
+    assert [one.turn() for _ in range(9)] == [10, 0, 10, 20, 40, 80, 160, 320, 320]
     assert one.rests
     one.wake()
     assert not one.rests
     assert one.turn() == 10
+
+
+def test_where_another_one_folds_writes_do_not_make_turns_more_frequent():
+    asked = []
+    store = SimpleNamespace(keys="n", read_epoch=lambda: "e", acquire_lease=lambda *owner: asked.append(owner))
+    one = Compactor(store, None, CompactorSettings(fold_every_s=10.0))
+    assert [one.turn() for _ in range(4)] == [20, 40, 80, 80]
+    assert len(asked) == 4
+    assert not one.rests
