@@ -8,23 +8,13 @@ from typer.testing import CliRunner
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
-from cluster.simulate.faults import Fault
 from cluster.simulate.forward_time import MeasuredTimes
-from cluster.simulate.gateway import is_right
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scenario import load_scenario
 from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.simulation import Simulation
-from paceline_testing.simulated_chaos import run_chaos
-
-QUIET = {"conversations_per_s": 0.5, "answer_tokens": 20, "prompt_tokens": 20, "system_tokens": 32, "think_s": 1.0}
-
-
-def simulated(config=None, seconds=10.0, traffic=None, faults=(), on_end=lambda call: None, **options):
-    cluster = ClusterConfig.model_validate({"draft": {"model": "none"}, **(config or {})})
-    told = SimulationOptions.model_validate({"seconds": seconds, "traffic": {**QUIET, **(traffic or {})}, **options})
-    return Simulation(cluster, told, faults=faults, on_end=on_end)
+from paceline_testing.simulated import QUIET, simulated
 
 
 def test_the_same_seed_gives_the_same_figures():
@@ -45,24 +35,6 @@ def test_draft_workers_that_are_right_give_more_tokens_a_second():
     right, wrong, none = tokens_per_s("auto", right=0.95), tokens_per_s("auto", right=0.05), tokens_per_s("none")
     assert right > 1.5 * none
     assert wrong > 0.85 * none
-
-
-@pytest.mark.parametrize("kind", ["target", "router", "zone", "store", "draft_worker"])
-def test_faults_cost_time_and_no_token(kind):
-    wrong = []
-    simulation = simulated(
-        {"target": {"groups": 2}, "draft": {"workers": 1}},
-        traffic={"conversations_per_s": 1.0},
-        faults=[Fault(2.0, kind, 0, 2.0), Fault(6.0, kind, 1, 1.0)],
-        on_end=lambda call: None if is_right(call) else wrong.append(call.name),
-    )
-    figures = simulation.run().figures
-    assert not wrong
-    assert figures["requests_answered"] > 5
-    assert {name for name in figures if name.startswith("requests_")} <= {
-        "requests_answered", "requests_open", "requests_per_s"
-    }  # fmt: skip
-    assert (figures["resumed"] > 0) >= (kind == "router")
 
 
 def test_full_queues_refuse_and_clients_come_again():
@@ -122,13 +94,6 @@ def test_aggregated_groups_agree_with_exact_ones():
     assert fluid["requests"] == pytest.approx(exact["requests"], rel=0.1)
     for name in ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "prefix_hit_rate"):
         assert fluid[name] == pytest.approx(exact[name], rel=0.15), name
-
-
-@pytest.mark.parametrize("first", range(0, 50, 10))
-def test_chaos(first):
-    for seed in range(first, first + 10):
-        chaos = run_chaos(seed)
-        assert not chaos.problems, f"seed {seed}: {chaos.problems}"
 
 
 def test_the_command_prints_figures(tmp_path):
