@@ -9,6 +9,7 @@ from cluster.gateway import resume
 from cluster.gateway.resume import UnbrokenStream
 from cluster.simulate import simulation
 from cluster.simulate.gateway import Gateway
+from cluster.simulate.target import ScriptedTarget
 from cluster.tenants import scope
 from cluster.tenants.scope import scope_of
 from paceline_testing.simulated_chaos import run_chaos
@@ -62,6 +63,18 @@ def test_a_namespace_of_another_group_is_found(monkeypatch):
     namespace_of_group = scope.namespace_of_group
     monkeypatch.setattr(scope, "namespace_of_group", lambda key, group: namespace_of_group(key, "any"))
     assert any("must not have it" in problem for problem in problems())
+
+
+def test_a_target_that_takes_a_batch_for_the_next_one_is_found(monkeypatch):
+    """After an answer is lost, the router sends the same tokens again, which such a target counts twice."""
+    found = ScriptedTarget._found
+
+    def careless(self, item):
+        known = self._sequences.get(item.delta.seq_id)
+        return found(self, item) if known is None or not item.delta.start else known
+
+    monkeypatch.setattr(ScriptedTarget, "_found", careless)
+    assert any("not the right ones" in problem for problem in problems())
 
 
 def test_a_request_that_outlives_its_gateway_is_found(monkeypatch):

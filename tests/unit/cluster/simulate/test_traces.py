@@ -23,7 +23,7 @@ TRACES = Path(__file__).parents[3] / "bench/simulate/traces"
 def test_requests_come_as_unevenly_as_in_the_trace(name, rate, dispersion_10s, dispersion_60s):
     """dispersion: variance of the requests in so many seconds, by their mean."""
     traffic = load_scenario(TRACES / f"{name}.yaml", None, {}).traffic
-    seconds = 300_000.0
+    seconds = 150_000.0
     times = np.array(list(takewhile(lambda time: time < seconds, arrival_times(traffic, np.random.default_rng(1)))))
     assert len(times) / seconds == pytest.approx(rate, rel=0.1)
     for window, dispersion, error in ((10.0, dispersion_10s, 0.6), (60.0, dispersion_60s, 0.25)):
