@@ -23,7 +23,7 @@ def test_followers_reads_saturate_the_store():
     # Five followers want twice what it has, so they read ever later. With one, the same store is enough.
     assert narrow["store_busy_share"] > 1.0
     assert narrow["store_read_delay_ms"] > 10 * free["store_read_delay_ms"]
-    assert alone["store_read_delay_ms"] < 2 * free["store_read_delay_ms"]
+    assert alone["store_read_delay_ms"] < 4 * free["store_read_delay_ms"]
     assert narrow["requests_answered"] > 0.9 * free["requests_answered"]
 
 
