@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
+from cluster.simulate.faults import Fault
 from cluster.simulate.forward_time import MeasuredTimes
+from cluster.simulate.gateway import GATEWAY_LOST, is_right
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scenario import load_scenario
@@ -94,6 +96,32 @@ def test_aggregated_groups_agree_with_exact_ones():
     assert fluid["requests"] == pytest.approx(exact["requests"], rel=0.1)
     for name in ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "prefix_hit_rate"):
         assert fluid[name] == pytest.approx(exact[name], rel=0.15), name
+
+
+@pytest.mark.parametrize("news", ["each", "shared"])
+def test_aggregated_groups_go_on_without_a_gateway_or_a_link_to_one(news):
+    cluster = {"target": {"groups": 2}, "gateway": {"replicas": 2}, "draft": {"model": "none"}}
+    told = {"seconds": 20.0, "level": "aggregate", "news": news, "traffic": {**QUIET, "conversations_per_s": 4.0}}
+    ended = []
+    simulation = Simulation(
+        ClusterConfig.model_validate(cluster),
+        SimulationOptions.model_validate(told),
+        rates=rates_of(MeasuredTimes(SimulationOptions().forward)),
+        faults=[
+            Fault(5.0, "gateway", 0, 4.0),
+            Fault(12.0, "gateway_link", 0, 4.0),
+            Fault(14.0, "gateway_link", 3, 1.0),
+        ],
+        on_end=ended.append,
+    )
+    simulation.run()
+    simulation.traffic.stop()
+    simulation.events.run(60.0)
+    assert not simulation.calls
+    assert not any(group.num_open for group in simulation.cluster.groups.values())
+    assert all(map(is_right, ended))
+    assert {call.record.outcome for call in ended} == {"answered", GATEWAY_LOST}
+    assert sum(call.record.resumed for call in ended) > 0
 
 
 def test_the_command_prints_figures(tmp_path):
