@@ -7,7 +7,7 @@ from collections.abc import Callable
 from actors.drafters.registry import create_drafters, expand_drafters
 from actors.messages import VerifyItem
 from actors.pool_names import FIRST_POOL
-from cluster.config import ClusterConfig
+from cluster.config import NO_CACHE, ClusterConfig
 from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
@@ -31,6 +31,7 @@ from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.shared_log import RouterCache, SharedLog
 from cluster.simulate.target import ScriptedTarget
 from cluster.simulate.tenant_leases import GatewayLimiters, StoredLimits
+from cluster.tenants.registry import TenantLimits
 
 _KV_TOKENS = 2**17  # of a group whose configuration leaves it open
 
@@ -71,9 +72,7 @@ class SimulatedCluster:
             self.draft_pool.start()
         for _ in range(config.target.groups):
             self._start_group()
-        # As in production, a gateway that is alone needs no leases, and there are none without a store.
-        has_leases = config.gateway.replicas > 1 and config.cache.url != "none"
-        self._stored_limits = StoredLimits() if has_leases else None
+        self._stored_limits = StoredLimits() if self._has_leases else None
         self.gateways = [self._gateway(number) for number in range(config.gateway.replicas)]
         self._failures = Failures(events, self.groups, self.gateways, self.draft_pool, self.log, options.zones)
         self._scaling = ClusterScaling(
@@ -88,6 +87,12 @@ class SimulatedCluster:
         events.every(1.0, self._sample)
 
     # Gateways
+
+    @property
+    def _has_leases(self) -> bool:
+        """As in production, a gateway that is alone needs none, and there are none without a store."""
+        has_limits = self._options.tenant_limits != TenantLimits()
+        return has_limits and self._config.gateway.replicas > 1 and self._config.cache.url != NO_CACHE
 
     def _gateway(self, number: int) -> Gateway:
         options, seed = self._options, self._options.seed * 1000 + number
@@ -175,7 +180,7 @@ class SimulatedCluster:
     def _core(self, target: ScriptedTarget) -> tuple[RouterCore, RouterCache | None]:
         config, speculation = self._config, self._config.speculation
         names = expand_drafters(speculation.drafters, has_draft_model=bool(self.draft_pool.workers))
-        cache = RouterCache(self.log, self._vocab_size) if config.cache.url != "none" else None
+        cache = RouterCache(self.log, self._vocab_size) if config.cache.url != NO_CACHE else None
         drafters = create_drafters(names, index=cache, options=speculation.drafter_options)
         self._num_cores += 1
         core = RouterCore(

@@ -139,7 +139,7 @@ class SimulationOptions(Options):
     draft: DraftOptions = DraftOptions()
     traffic: TrafficOptions = TrafficOptions()
     policy: Policy = "isolated"
-    """How tenants share caches."""
+    """How tenants share caches. group: by a salt of requests, which simulated ones have none of."""
     tenant_limits: TenantLimits = TenantLimits()
     """Limits of each tenant."""
     objectives: ObjectivesConfig = ObjectivesConfig(
