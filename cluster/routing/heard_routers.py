@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.routing.router_load import RouterLoad
+from cluster.routing.router_load import Ahead
 from cluster.routing.warm_blocks import WarmBlocks
 
 _MOST_FIRST_BLOCKS = 65_536  # whose holders are kept
@@ -16,11 +16,11 @@ _MOST_FIRST_BLOCKS = 65_536  # whose holders are kept
 class HeardRouter:
     """What a router has said of itself."""
 
-    load: RouterLoad | None = None  # None: it takes no requests
+    ahead: Ahead | None = None  # by its last news; None: it takes no requests
     heard_at: float = 0.0
     num_heard: int = 0  # news so far
     num_gateways: int = 1
-    warm: WarmBlocks = field(default_factory=WarmBlocks)
+    warm: WarmBlocks = field(default_factory=WarmBlocks)  # changed by `HeardRouters` alone
 
 
 class HeardRouters:
@@ -28,28 +28,43 @@ class HeardRouters:
 
     def __init__(self) -> None:
         self.by_id: dict[str, HeardRouter] = {}
-        self._holders: OrderedDict[int, dict[str, None]] = OrderedDict()  # by first block: all that may have it
+        self._holders: OrderedDict[int, dict[str, WarmBlocks]] = OrderedDict()  # by first block: all that have it
 
     def forget(self, router_id: str) -> None:
+        self.clear(router_id)
         del self.by_id[router_id]
+
+    def clear(self, router_id: str) -> None:
+        """The router has no blocks."""
+        warm = self.by_id[router_id].warm
+        self._lack(router_id, warm)
+        warm.clear()
 
     def use(self, router_id: str, blocks: Sequence[int], *, is_assumed: bool = False) -> None:
         """The router has these blocks, or will have them; the last one stays longest."""
-        self.by_id[router_id].warm.use(blocks, is_assumed=is_assumed)
+        warm = self.by_id[router_id].warm
         for block in blocks:
             if (holders := self._holders.get(block)) is not None:
-                holders[router_id] = None
+                holders[router_id] = warm
+        self._lack(router_id, warm.use(blocks, is_assumed=is_assumed))
 
-    def holders(self, first_block: int) -> list[str]:
-        """Routers that have the first block of a prompt; from now on they are kept."""
-        routers, asked = self.by_id, self._holders.get(first_block)
-        if asked is None:
-            found = [one for one, known in routers.items() if first_block in known.warm]
+    def drop_assumed(self, router_id: str, blocks: Sequence[int]) -> None:
+        """The router lacks those of the blocks that are only assumed to be there."""
+        self._lack(router_id, self.by_id[router_id].warm.drop_assumed(blocks))
+
+    def _lack(self, router_id: str, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if (holders := self._holders.get(block)) is not None:
+                holders.pop(router_id, None)
+
+    def holders(self, first_block: int) -> Mapping[str, WarmBlocks]:
+        """Routers that have the first block of a prompt, with all that they have; from now on they are kept."""
+        holders = self._holders.get(first_block)
+        if holders is None:
+            holders = {one: known.warm for one, known in self.by_id.items() if first_block in known.warm}
+            self._holders[first_block] = holders
+            if len(self._holders) > _MOST_FIRST_BLOCKS:
+                self._holders.popitem(last=False)
         else:
-            found = [one for one in asked if one in routers and first_block in routers[one].warm]
-        if asked is None or len(found) < len(asked):
-            self._holders[first_block] = dict.fromkeys(found)
-        self._holders.move_to_end(first_block)
-        if len(self._holders) > _MOST_FIRST_BLOCKS:
-            self._holders.popitem(last=False)
-        return found
+            self._holders.move_to_end(first_block)
+        return holders

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from actors.messages import GenerationRequest
 from cluster.routing.heard_routers import HeardRouter, HeardRouters
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
-from cluster.routing.router_load import Coming, RouterLoad, expected_s
+from cluster.routing.router_load import Ahead, ahead_of, expected_s
 from cluster.routing.router_news import RouterNews
 
 _STALE_S = 2.0  # without news: the router hangs, or cannot be heard
-_NOTHING = (0, Coming())  # sent
 _REPEATED_WEIGHT = 2.0  # of tokens that one router alone has, where another one would compute them again; measured
 MOST_COMPARED = 16  # of many routers: those drawn by chance, and those that know most of the prompt
 
@@ -56,19 +55,20 @@ class KnownRouters:
     def __init__(self, rng: random.Random | None = None, heard: HeardRouters | None = None) -> None:
         """heard: news that simulated gateways share; None: no news yet."""
         self._heard = HeardRouters() if heard is None else heard
-        self._sent: dict[str, tuple[int, Coming]] = {}  # since which of the router's news, and what
+        self._sent: dict[str, tuple[int, Ahead]] = {}  # as of which of the router's news, and all that is ahead since
         self._rng = rng or random.Random()
 
     def hear(self, news: RouterNews, now: float) -> None:
         """Raises ValueError where the news cannot be read."""
         blocks = news.block_hashes()
         known = self._heard.by_id.setdefault(news.router_id, HeardRouter())
-        known.load, known.heard_at = news.load, now
+        known.ahead = None if news.load is None else ahead_of(news.load)
+        known.heard_at = now
         known.num_heard += 1
         known.num_gateways = max(1, news.num_gateways)
         known.warm.capacity = news.num_blocks
         if news.is_whole:
-            known.warm.clear()
+            self._heard.clear(news.router_id)
         self._heard.use(news.router_id, blocks)
 
     def forget_all_but(self, routers: Set[str]) -> None:
@@ -89,10 +89,10 @@ class KnownRouters:
             known = self._heard.by_id.get(router_id)
             if known is None or now - known.heard_at > _STALE_S:
                 silent.append(router_id)
-            elif known.load is None:
+            elif (ahead := self._ahead_at(router_id, known)) is None:
                 closed.append(router_id)
             else:
-                heard.append((router_id, known, known.load))
+                heard.append((router_id, known, ahead))
         ranks = [[router_id] for router_id in self._soonest_first(heard, prompt)]
         if silent:
             is_their_turn = self._rng.random() * (len(silent) + len(ranks)) < len(silent)
@@ -102,24 +102,22 @@ class KnownRouters:
                 ranks.append(silent)
         return [*ranks, closed] if closed else ranks
 
-    def _soonest_first(self, heard: list[tuple[str, HeardRouter, RouterLoad]], prompt: RoutedPrompt) -> list[str]:
+    def _soonest_first(self, heard: list[tuple[str, HeardRouter, Ahead]], prompt: RoutedPrompt) -> list[str]:
         """Tokens that a router would compute again count more than their time: they delay others who run there, or come
         next."""
-        answer_rounds = sum(load.answer_rounds for _, _, load in heard) / max(1, len(heard))
+        answer_rounds = sum(ahead.load.answer_rounds for _, _, ahead in heard) / max(1, len(heard))
         num_leading = {router_id: known.warm.num_leading(prompt.blocks) for router_id, known, _ in heard}
         repeated = repeated_blocks(num_leading)
-
-        def seconds(one: tuple[str, HeardRouter, RouterLoad]) -> float:
-            router_id, known, load = one
-            return expected_s(
-                load,
-                self._coming(router_id, known),
+        seconds = {
+            router_id: expected_s(
+                ahead,
                 prompt.num_tokens + BLOCK_TOKENS * (_REPEATED_WEIGHT * repeated[router_id] - num_leading[router_id]),
                 answer_rounds=answer_rounds,
                 knows_namespace=prompt.namespace in known.warm,
             )
-
-        return [router_id for router_id, _, _ in sorted(heard, key=seconds)]
+            for router_id, known, ahead in heard
+        }
+        return sorted(seconds, key=seconds.__getitem__)
 
     def _compared(self, routers: KeysView[str], prompt: RoutedPrompt) -> Iterable[str]:
         drawn = self._rng.sample(list(routers), min(len(routers), MOST_COMPARED))
@@ -128,36 +126,39 @@ class KnownRouters:
         knowing = self._knowing_most(routers, prompt.blocks)
         return dict.fromkeys((*self._rng.sample(knowing, min(len(knowing), MOST_COMPARED)), *drawn))
 
-    def _knowing_most(self, routers: KeysView[str], blocks: Sequence[int]) -> Sequence[str]:
+    def _knowing_most(self, routers: KeysView[str], blocks: Sequence[int]) -> list[str]:
         """Routers that know the last block that anyone knows, by bisection among those that know the first one."""
-        known = self._heard.by_id
-        holders = [one for one in self._heard.holders(blocks[0]) if one in routers] if blocks else []
+        if not blocks:
+            return []
+        holders = [(one, warm) for one, warm in self._heard.holders(blocks[0]).items() if one in routers]
         begin, end = 1, len(blocks) if holders else 0
         while begin < end:
             middle = (begin + end) // 2
-            if found := [one for one in holders if blocks[middle] in known[one].warm]:
+            block = blocks[middle]
+            if found := [(one, warm) for one, warm in holders if block in warm]:
                 holders, begin = found, middle + 1
             else:
                 end = middle
-        return holders
+        return [one for one, _ in holders]
 
-    def _coming(self, router_id: str, known: HeardRouter) -> Coming:
-        """What went there since its last news."""
-        num_heard, coming = self._sent.get(router_id, _NOTHING)
-        return coming if num_heard == known.num_heard else _NOTHING[1]
+    def _ahead_at(self, router_id: str, known: HeardRouter) -> Ahead | None:
+        """By its last news, and by what went there since."""
+        num_heard, ahead = self._sent.get(router_id, (0, None))
+        return ahead if num_heard == known.num_heard else known.ahead
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The request goes there: until that router says more, it has more to do, and will have the prompt."""
         known = self._heard.by_id.get(router_id)
-        if known is not None:
-            before = self._coming(router_id, known)
+        if known is None:
+            return
+        if (ahead := self._ahead_at(router_id, known)) is not None:
             num_cold = prompt.num_tokens - BLOCK_TOKENS * known.warm.num_leading(prompt.blocks)
-            coming = Coming(before.requests + known.num_gateways, before.tokens + known.num_gateways * num_cold)
-            self._sent[router_id] = known.num_heard, coming
-            self._heard.use(router_id, [*reversed(prompt.blocks), prompt.namespace], is_assumed=True)
+            count = known.num_gateways
+            more = ahead_of(ahead.load, ahead.requests + count, ahead.tokens + count * num_cold)
+            self._sent[router_id] = known.num_heard, more
+        self._heard.use(router_id, [*reversed(prompt.blocks), prompt.namespace], is_assumed=True)
 
     def refused(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The router has refused the request, and will not have its prompt beyond what it has said it has."""
-        known = self._heard.by_id.get(router_id)
-        if known is not None:
-            known.warm.drop_assumed([*prompt.blocks, prompt.namespace])
+        if router_id in self._heard.by_id:
+            self._heard.drop_assumed(router_id, [*prompt.blocks, prompt.namespace])

@@ -20,24 +20,34 @@ class RouterLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     cache_gain: float = 0.0
 
 
-class Coming(msgspec.Struct, frozen=True):
-    """What was sent to a router since it last said how it is."""
+class Ahead(msgspec.Struct, frozen=True):
+    """What a request that went to a router now would have before it."""
 
-    requests: float = 0.0
-    tokens: float = 0.0  # of their prompts, without those that are cached
+    load: RouterLoad
+    requests: float  # sent there since the router said what its load is
+    tokens: float  # of their prompts, without those that are cached
+    round_s: float  # seconds of the rounds of its own answer
+    answers: float  # that end before it has a place, one after the other
 
 
-def expected_s(
-    load: RouterLoad, coming: Coming, num_tokens: float, *, answer_rounds: float, knows_namespace: bool
-) -> float:
+def ahead_of(load: RouterLoad, requests: float = 0.0, tokens: float = 0.0) -> Ahead:
+    """requests, tokens: as in `Ahead`."""
+    before = load.num_running + load.num_waiting + requests
+    return Ahead(
+        load,
+        requests,
+        tokens,
+        load.round_s + load.sequence_s * min(before, load.num_places - 1),
+        max(0.0, before + 1 - load.num_places) / load.num_places,
+    )
+
+
+def expected_s(ahead: Ahead, num_tokens: float, *, answer_rounds: float, knows_namespace: bool) -> float:
     """Expected seconds until a request with `num_tokens` uncached prompt tokens is answered: its wait for a place, the
     prompts before it, its own prompt, and its rounds, which are longer the more sequences run.
 
     answer_rounds: one value for all compared routers. With a separate value, a router whose few answers were long would
     get no more requests and keep that value."""
-    ahead = load.num_running + load.num_waiting + coming.requests
-    round_s = load.round_s + load.sequence_s * min(ahead, load.num_places - 1)
-    answer_s = answer_rounds * round_s
-    queue_s = max(0.0, ahead + 1 - load.num_places) * answer_s / load.num_places
-    prompt_s = (load.backlog_tokens + coming.tokens + num_tokens) * load.token_s
-    return queue_s + prompt_s + answer_s * (1.0 if knows_namespace else 1.0 + load.cache_gain)
+    load = ahead.load
+    answers = ahead.answers + (1.0 if knows_namespace else 1.0 + load.cache_gain)
+    return answers * answer_rounds * ahead.round_s + (load.backlog_tokens + ahead.tokens + num_tokens) * load.token_s

@@ -14,21 +14,25 @@ class WarmBlocks(dict[int, bool]):
         super().__init__()
         self.capacity = capacity  # blocks
 
-    def use(self, blocks: Iterable[int], *, is_assumed: bool = False) -> None:
-        """The last one stays longest. Blocks that are known to be there remain so."""
+    def use(self, blocks: Iterable[int], *, is_assumed: bool = False) -> Sequence[int]:
+        """The last one stays longest. Blocks that are known to be there remain so. Returns those that had to go."""
         pop = self.pop
         for block in blocks:
             self[block] = pop(block, is_assumed) and is_assumed
-        if (excess := len(self) - self.capacity) > 0:
-            # In one go: the beginning of a dictionary is looked for past all that was deleted there.
-            for block in list(islice(self, excess)):
-                del self[block]
+        if (excess := len(self) - self.capacity) <= 0:
+            return ()
+        # In one go: the beginning of a dictionary is looked for past all that was deleted there.
+        gone = list(islice(self, excess))
+        for block in gone:
+            del self[block]
+        return gone
 
-    def drop_assumed(self, blocks: Iterable[int]) -> None:
-        """Drop those of the blocks that are only assumed to be there."""
-        for block in blocks:
-            if self.get(block):
-                del self[block]
+    def drop_assumed(self, blocks: Iterable[int]) -> Sequence[int]:
+        """Drop those of the blocks that are only assumed to be there. Returns them."""
+        gone = [block for block in dict.fromkeys(blocks) if self.get(block)]
+        for block in gone:
+            del self[block]
+        return gone
 
     def num_leading(self, blocks: Sequence[int]) -> int:
         """How many of a prompt's blocks are there, from its beginning on."""

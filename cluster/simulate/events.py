@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 Action = Callable[..., object]
+_Event = tuple[float, int, Action, tuple[Any, ...]]  # time, order, what happens
 
 
 class Events:
@@ -16,12 +17,19 @@ class Events:
     def __init__(self) -> None:
         self.now = 0.0
         self.num_done = 0
-        self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._order = count()
+        # A small heap of what comes soon: one of all events would hardly be in the processor's cache, and slow.
+        self._soon: list[_Event] = []
+        self._begun = 0  # whole seconds: events before it are in the heap
+        self._later: dict[int, list[_Event]] = {}  # by whole second
 
     def at(self, time: float, action: Action, *args: Any) -> None:
         """A time in the past is now."""
-        heapq.heappush(self._heap, (max(time, self.now), next(self._order), action, args))
+        event = (max(time, self.now), next(self._order), action, args)
+        if (second := int(time)) < self._begun:
+            heapq.heappush(self._soon, event)
+        else:
+            self._later.setdefault(second, []).append(event)
 
     def after(self, delay_s: float, action: Action, *args: Any) -> None:
         self.at(self.now + delay_s, action, *args)
@@ -37,11 +45,18 @@ class Events:
 
     def run(self, until: float) -> None:
         """All events up to and including `until`, which is the time then."""
-        heap = self._heap
-        while heap and heap[0][0] <= until:
-            self.now, _, action, args = heapq.heappop(heap)
-            self.num_done += 1
-            action(*args)
+        soon = self._soon
+        while soon or self._begun <= until:
+            if not soon:
+                soon.extend(self._later.pop(self._begun, ()))
+                heapq.heapify(soon)
+                self._begun += 1
+            elif soon[0][0] > until:
+                break
+            else:
+                self.now, _, action, args = heapq.heappop(soon)
+                self.num_done += 1
+                action(*args)
         self.now = until
 
 

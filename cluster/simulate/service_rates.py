@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class ServiceRates:
         self._times = times
         self._curve = StepTimeCurve(profile_of(times), times.row_steps)
         self._most_prefill = most_prefill
+        self._costs = lru_cache(4096)(self._computed_costs)
         self._table: dict[int, tuple[float, float, float, int]] = {}
 
     def of(self, running: int) -> tuple[float, float, float, int]:
@@ -54,6 +56,20 @@ class ServiceRates:
 
     def load(self, running: int, waiting: int, places: int, backlog: int, answer_rounds: float) -> RouterLoad:
         """What a router would announce, as `cluster.router.load` reckons it."""
+        token_s, round_s, sequence_s = self._costs(running, places)
+        return RouterLoad(
+            num_running=running,
+            num_waiting=waiting,
+            num_places=places,
+            backlog_tokens=backlog,
+            token_s=token_s,
+            round_s=round_s,
+            sequence_s=sequence_s,
+            answer_rounds=answer_rounds,
+        )
+
+    def _computed_costs(self, running: int, places: int) -> tuple[float, float, float]:
+        """Seconds of a prompt token, of a round with one sequence, and of each further one."""
         _, _, rows, budget = self.of(running)
         own_rows = rows / running if running else self.of(1)[2]  # of a sequence
         times = self._times
@@ -61,16 +77,7 @@ class ServiceRates:
         prompts_s = times.seconds(round(rows) + budget, 1, 0, budget) - (
             times.seconds(round(rows), 1, 0) if rows else 0.0
         )
-        return RouterLoad(
-            num_running=running,
-            num_waiting=waiting,
-            num_places=places,
-            backlog_tokens=backlog,
-            token_s=prompts_s / budget,
-            round_s=round_s,
-            sequence_s=(longest_s - round_s) / max(1, places - 1),
-            answer_rounds=answer_rounds,
-        )
+        return prompts_s / budget, round_s, (longest_s - round_s) / max(1, places - 1)
 
     def with_prompts(self, running: int, rows: int) -> float:
         """Seconds of a round with so many prompt rows beside `running` sequences that decode."""

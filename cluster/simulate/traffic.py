@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -140,4 +141,4 @@ class Traffic:
         spread = self._options.spread
         if not spread:
             return mean
-        return max(1, round(told.random.lognormal(np.log(mean) - spread**2 / 2, spread)))
+        return max(1, round(told.random.lognormal(math.log(mean) - spread**2 / 2, spread)))

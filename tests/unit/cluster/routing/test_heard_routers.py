@@ -12,7 +12,8 @@ from cluster.routing.heard_routers import HeardRouter, HeardRouters
 ROUTERS, BLOCKS = st.sampled_from("abcd"), st.integers(0, 7)
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("use"), ROUTERS, st.lists(BLOCKS, max_size=5)),
+        st.tuples(st.just("use"), ROUTERS, st.lists(BLOCKS, max_size=5), st.booleans()),
+        st.tuples(st.just("drop"), ROUTERS, st.lists(BLOCKS, max_size=3)),
         st.tuples(st.just("forget"), ROUTERS),
         st.tuples(st.just("clear"), ROUTERS),
         st.tuples(st.just("ask"), BLOCKS),
@@ -29,16 +30,17 @@ def test_the_holders_of_a_block_are_those_that_have_it(most, steps):
         routers = HeardRouters()
         for step in steps:
             match step:
-                case "use", router_id, blocks:
+                case "use", router_id, blocks, is_assumed:
                     known = routers.by_id.setdefault(router_id, HeardRouter())
                     known.warm.capacity = 4
-                    routers.use(router_id, blocks)
+                    routers.use(router_id, blocks, is_assumed=is_assumed)
                 case "forget", router_id if router_id in routers.by_id:
                     routers.forget(router_id)
                 case "clear", router_id if router_id in routers.by_id:
-                    routers.by_id[router_id].warm.clear()
+                    routers.clear(router_id)
+                case "drop", router_id, blocks if router_id in routers.by_id:
+                    routers.drop_assumed(router_id, blocks)
                 case "ask", block:
-                    found = routers.holders(block)
-                    assert len(found) == len(set(found))
-                    assert set(found) == {one for one, known in routers.by_id.items() if block in known.warm}
+                    have = {one: known.warm for one, known in routers.by_id.items() if block in known.warm}
+                    assert routers.holders(block) == have
                     assert len(routers._holders) <= most

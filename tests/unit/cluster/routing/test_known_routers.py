@@ -18,7 +18,7 @@ from cluster.routing.heard_routers import HeardRouters
 from cluster.routing.known_routers import KnownRouters, RoutedPrompt, repeated_blocks, routed_prompt
 from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.routing.replica_choice import soonest_first
-from cluster.routing.router_load import Coming, RouterLoad, expected_s
+from cluster.routing.router_load import RouterLoad, ahead_of, expected_s
 from cluster.routing.router_news import RouterNews, packed
 from paceline_testing.rounds import toy_request
 from paceline_testing.router_loads import IDLE
@@ -140,7 +140,7 @@ def test_news_that_is_damaged_is_refused():
 
 def test_a_new_namespace_costs_the_rounds_that_the_shared_cache_saves():
     load = msgspec.structs.replace(IDLE, cache_gain=0.5)
-    warm, cold = (expected_s(load, Coming(), 10, answer_rounds=50, knows_namespace=knows) for knows in (True, False))
+    warm, cold = (expected_s(ahead_of(load), 10, answer_rounds=50, knows_namespace=knows) for knows in (True, False))
     assert cold - warm == pytest.approx(50 * 0.01 * 0.5)
 
 
@@ -148,7 +148,7 @@ def test_the_queue_is_waited_for():
     """All four places are taken and two wait: three answers end before it gets a place, four at a time."""
     load = msgspec.structs.replace(IDLE, num_running=4, num_waiting=2)
     answer_s = 50 * (0.01 + 3 * 0.001)
-    assert expected_s(load, Coming(), 10, answer_rounds=load.answer_rounds, knows_namespace=True) == pytest.approx(
+    assert expected_s(ahead_of(load), 10, answer_rounds=load.answer_rounds, knows_namespace=True) == pytest.approx(
         answer_s * (1 + 3 / 4) + 0.01
     )
 
