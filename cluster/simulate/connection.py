@@ -36,7 +36,7 @@ class Connection:
         return self.is_cut and self._events.now >= self._cut_at + NOTICED_S
 
     @property
-    def wait_s(self) -> float | None:
-        """Seconds until a message that is sent now gets through; None: the connection breaks before."""
-        left_s = max(0.0, self._until - self._events.now)
-        return left_s if left_s <= NOTICED_S else None
+    def passes_at(self) -> float | None:
+        """When a message that is sent now gets through, in the order of sending; None: the connection breaks before."""
+        now = self._events.now
+        return max(now, self._until) if self._until - now <= NOTICED_S else None

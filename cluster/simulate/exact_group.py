@@ -276,11 +276,11 @@ class ExactGroup:
 
     def _pass(self, action: Action, turn: int, *args: object) -> None:
         """Between router and target, either way. Where the link breaks, the round is given up."""
-        wait_s = self._target_link.wait_s
-        if wait_s is None:
+        passes_at = self._target_link.passes_at
+        if passes_at is None:
             self._events.after(NOTICED_S, self._give_up, turn)
-        elif wait_s:
-            self._events.after(wait_s, action, turn, *args)
+        elif passes_at > self._events.now:
+            self._events.at(passes_at, action, turn, *args)
         else:
             action(turn, *args)
 

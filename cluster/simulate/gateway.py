@@ -211,11 +211,11 @@ class ClientCall:
 
     def _pass(self, group: Group, asked: str, action: Action, *args: object) -> None:
         """Between gateway and router, either way. Where the connection breaks, both ends notice."""
-        wait_s = self.gateway.connection(group.name).wait_s
-        if wait_s is None:
+        passes_at = self.gateway.connection(group.name).passes_at
+        if passes_at is None:
             self._events.after(NOTICED_S, self._broken, group, asked)
         else:
-            self._events.after(wait_s + self.gateway.costs.hop_s, action, *args)
+            self._events.at(passes_at + self.gateway.costs.hop_s, action, *args)
 
     def _broken(self, group: Group, asked: str) -> None:
         group.cancel(asked)
