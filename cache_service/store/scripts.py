@@ -219,6 +219,50 @@ end
 return told
 """)
 
+RENEW_PLACES = _script("""
+-- KEYS: the caller's last call, which also names the caller, then a hash for each tenant. ARGV: number of the call,
+-- milliseconds for which it and the caller's places are remembered, seconds by which demand is forgotten, then for each
+-- tenant: places of all callers, places that the caller keeps, places that it wants, sequences that have come. A call
+-- that comes after a later one changes nothing. Returns for each tenant the places that the caller holds, those that
+-- nobody holds, and the demand as a text.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
+local expires = now + tonumber(ARGV[2]) / 1000
+local told = {}
+local counts = tonumber(ARGV[1]) > tonumber(redis.call('GET', KEYS[1]) or 0)
+if counts then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+for i = 1, #KEYS - 1 do
+  local key, limit, kept = KEYS[i + 1], tonumber(ARGV[4 * i]), tonumber(ARGV[4 * i + 1])
+  local old = redis.call('HMGET', key, 'asked', 'time', 'held', 'sweep', KEYS[1])
+  local asked = tonumber(old[1] or 0) * math.exp(-math.max(0, now - tonumber(old[2] or now)) / tonumber(ARGV[3]))
+  local all, sweep, own = tonumber(old[3] or 0), tonumber(old[4] or 0), old[5] or '0 0'
+  if now >= sweep or not (sweep <= expires) then  -- until then nothing expires
+    all, sweep, own = 0, expires, '0 0'
+    local fields = redis.call('HGETALL', key)
+    for j = 1, #fields, 2 do
+      local name, places, at = fields[j], string.match(fields[j + 1], '^(%d+) (%S+)$')
+      if places and now >= tonumber(at) then redis.call('HDEL', key, name)
+      elseif places then
+        all, sweep = all + tonumber(places), math.min(sweep, tonumber(at))
+        if name == KEYS[1] then own = fields[j + 1] end
+      end
+    end
+  end
+  local others = all - tonumber(string.match(own, '^%d+'))
+  local held = math.max(kept, math.min(tonumber(ARGV[4 * i + 2]), limit - others))
+  asked = string.format('%.17g', asked + tonumber(ARGV[4 * i + 3]))
+  if counts then
+    if held > 0 then redis.call('HSET', key, KEYS[1], string.format('%d %.6f', held, expires))
+    else redis.call('HDEL', key, KEYS[1]) end
+    redis.call('HSET', key, 'asked', asked, 'time', string.format('%.6f', now), 'held', others + held,
+               'sweep', string.format('%.6f', sweep))
+    redis.call('PEXPIRE', key, ARGV[2])
+  end
+  told[3 * i - 2], told[3 * i - 1], told[3 * i] = held, math.max(0, limit - others - held), asked
+end
+return told
+""")
+
 SERVER_TIME = _script("""
 -- KEYS: any of the namespace. Returns the server's Unix time in milliseconds, a clock that all processes share.
 local now = redis.call('TIME')

@@ -11,6 +11,7 @@ from cluster.config import CacheConfig
 from cluster.errors import ConfigError
 from cluster.tenants.lease import LIFE_S
 from cluster.tenants.lease_store import LeaseStore
+from cluster.tenants.place_store import PlaceStore
 from cluster.tenants.renewal import LeaseRenewal
 
 logger = logging.getLogger(__name__)
@@ -28,4 +29,5 @@ def lease_renewal(config: CacheConfig) -> LeaseRenewal | None:
     # Nothing is asked twice, since a report counts as often as it comes.
     limits_s = LIFE_S / 4
     settings = replace(settings, connect_timeout_s=limits_s, read_timeout_s=limits_s, num_retries=0, max_connections=1)
-    return LeaseRenewal(LeaseStore(Connection(settings)))
+    connection = Connection(settings)
+    return LeaseRenewal(LeaseStore(connection), PlaceStore(connection))

@@ -36,6 +36,7 @@ from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
 from cluster.interpreter import put_event_loop_first
 from cluster.node_metrics import MOST_ON_PAGE, NodeMetrics
+from cluster.routing.heard_statuses import heard_statuses
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.text.tokenizer import read_tokenizer
@@ -63,16 +64,19 @@ class Gateway(InferenceServicer):
         directory_name: str | None = None,
         cache: CacheConfig | None = None,
         num_routers: int = 1,
+        metrics_by_node: bool = False,
     ) -> None:
         """router: a deployment handle, for `RouterClient`. access None: no keys are required. directory_name: with the
         keys of links; None: routers are reached through Serve alone. cache: whose server has the limits of tenants;
-        None: each gateway enforces an equal share. num_routers: at most."""
+        None: each gateway enforces an equal share. num_routers: at most. metrics_by_node: see
+        `cluster.node_metrics`."""
         if observability is not None:
             configure_logging(observability, "gateway")
         tokenizer = read_tokenizer(tokenizer_dir)
         metrics = self._metrics = GatewayMetrics()
         self._gateway_id = secrets.token_hex(8)
         self._replicas = config.replicas
+        self._metrics_by_node = metrics_by_node
         self._siblings: Any = None  # handle of all gateway replicas, made on first use
         refusals, failures = metrics.tenant_refusals, metrics.tenant_registry_failures
         renewal = None if access is None or config.replicas == 1 or cache is None else lease_renewal(cache)
@@ -87,7 +91,8 @@ class Gateway(InferenceServicer):
             self._tracing = open_tracing(observability, paceline_version())
         router._init(_run_router_in_separate_loop=False)  # a call would cross to another thread and back
         client_keys = None if directory_name is None else partial(read_client_keys, directory_name)
-        router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers)
+        heard = None if directory_name is None else heard_statuses(directory_name)
+        router_client = RouterClient(router, client_keys=client_keys, num_routers=num_routers, heard=heard)
         service = GenerationService(
             router_client,
             tokenizer,
@@ -104,7 +109,7 @@ class Gateway(InferenceServicer):
         await self._open.enter_async_context(metrics_listener(config, service.metrics_page))
         self._following = asyncio.create_task(service.follow_router())
         self._telling = None
-        if config.replicas > MOST_ON_PAGE:
+        if metrics_by_node:
             told = NodeMetrics(metrics.registry, "gateway", self._gateway_id)
             self._telling = asyncio.create_task(told.keep_telling())
         self._listener = await _listener_for_proxy(self._app)
@@ -127,7 +132,7 @@ class Gateway(InferenceServicer):
     async def _metrics_of_all(self) -> str:
         """Metrics of all replicas that answer in time, since a scraper reaches only one; of many, of this one alone."""
         texts, missing = dict([await self.own_metrics()]), self._replicas - 1
-        if 1 < self._replicas <= MOST_ON_PAGE:
+        if self._replicas > 1 and not self._metrics_by_node:
             try:
                 if self._siblings is None:
                     context = serve.get_replica_context()
@@ -204,6 +209,7 @@ def gateway_application(
         directory_name=directory_name,
         cache=cache,
         num_routers=num_routers,
+        metrics_by_node=config.replicas > MOST_ON_PAGE,
     )
 
 

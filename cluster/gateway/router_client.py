@@ -21,8 +21,9 @@ from actors.messages import GenerationRequest, TokenChunk
 from cluster.gateway.errors import unwrap
 from cluster.gateway.observability.metrics import merged, missing_text
 from cluster.node_metrics import MOST_ON_PAGE
-from cluster.router.status import RouterStatus
 from cluster.routing.chunk_streams import ChunkReceiver
+from cluster.routing.heard_statuses import HeardStatuses
+from cluster.routing.router_status import RouterStatus
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +46,11 @@ class RouterClient:
         status_timeout_s: float = 5.0,
         client_keys: Callable[[], Awaitable[LinkKeys]] | None = None,
         num_routers: int = 1,
+        heard: HeardStatuses | None = None,
     ) -> None:
         """client_keys: of the cluster; None: all chunks come through Serve. num_routers: at most; of many, most are not
-        asked for their status."""
+        asked for their status. heard: statuses that routers tell unasked; None: they are asked."""
+        self._pushed = heard
         self._num_routers = num_routers
         self._num_serving = num_routers  # as of the last status of all; those that did not answer count
         self._all_asked_at = -math.inf
@@ -91,14 +94,19 @@ class RouterClient:
                     response.cancel()
 
     async def status(self) -> RouterStatus:
-        """Where there are many routers, all are asked once a minute and one in between. Raises Unavailable when no
-        router answers."""
+        """As routers have told it unasked. While one of them is not heard, they are asked: of many, one at a time, and
+        all once a minute. Raises Unavailable when no router answers."""
+        pushed, now = self._pushed, time.monotonic()
+        if pushed is not None and (heard := pushed.current(now)) is not None:
+            self._num_serving = sum(status.ready for status in heard)
+            self._listen_to({router_id: (address, now) for router_id, address in pushed.addresses.items()})
+            return status_of_all(heard)
         if self._num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
             try:
                 async with asyncio.timeout(self._status_timeout_s):
                     status: RouterStatus = await self._handle.options(method_name="status").remote()
                 if status.ready:  # Serve asks one that is
-                    self._listen_to([status])
+                    self._listen_to_those_of([status])
                     return status
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(cause := _translated(error), asyncio.CancelledError):  # not the router's: the caller's
@@ -107,17 +115,20 @@ class RouterClient:
         statuses, missing = await self._ask_all("status", lambda status: status.ready)
         self._num_serving = sum(status.ready for status in statuses) + missing
         self._all_asked_at = time.monotonic()
-        self._listen_to(statuses)
+        self._listen_to_those_of(statuses)
         return status_of_all(statuses)
 
-    def _listen_to(self, statuses: Sequence[RouterStatus]) -> None:
-        if self._client_keys is None:
-            return
+    def _listen_to_those_of(self, statuses: Sequence[RouterStatus]) -> None:
+        """Who is busy is left out of the statuses now and then, so those of before are not forgotten at once."""
         now = time.monotonic()
         told = {id: (address, now) for status in statuses if status.told_by for id, address in [status.told_by]}
-        # Who is busy is left out of the statuses now and then.
         others = {id: heard for id, heard in self._heard.items() if id not in told and now - heard[1] < _FORGOTTEN_S}
-        self._heard = others | told
+        self._listen_to(others | told)
+
+    def _listen_to(self, routers: dict[str, tuple[LinkAddress, float]]) -> None:
+        self._heard = routers
+        if self._client_keys is None:
+            return
         if self._receiver is not None:
             self._receiver.follow(address for address, _ in self._heard.values())
         elif self._opening is None or self._opening.done():  # probes do not wait for the directory

@@ -33,7 +33,7 @@ from cluster.gateway.requests.router_requests import requests_of, shared_request
 from cluster.gateway.router_client import RouterClient
 from cluster.gateway.served_model import ModelCard, ServedModel, capabilities
 from cluster.gateway_config import GatewayConfig
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 from cluster.tenants.gatekeeper import Gatekeeper, Tenant
 from cluster.tenants.scope import Scope, scope_of
 from cluster.text.chat_format import NO_TOOLS, ToolUse
@@ -194,6 +194,7 @@ class GenerationService:
     async def _within_limits(
         self, gatekeeper: Gatekeeper, tenant: Tenant, prepared: PreparedCall, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[Piece, None]:
+        await gatekeeper.await_places(tenant, len(prepared.requests))
         with ExitStack() as places:
             with gatekeeper.counting_refusals(), self.counting_refusals():
                 places.enter_context(tenant.limiter.admitted(prepared.num_prompt_tokens, len(prepared.requests)))

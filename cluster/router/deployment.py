@@ -45,13 +45,14 @@ from cluster.router.directory_view import DirectoryView
 from cluster.router.driver import RouterDriver
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.metrics import RouterMetrics
-from cluster.router.status import RouterStatus, router_status
+from cluster.router.status import router_status
 from cluster.router.worker_drafting import DraftShape
 from cluster.routing.announcer import Announcer
 from cluster.routing.chunk_streams import ChunkSender
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
 from cluster.routing.prefix_blocks import prefix_blocks
 from cluster.routing.publisher import Publisher
+from cluster.routing.router_status import RouterStatus
 from cluster.text.tokenizer import read_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -174,8 +175,9 @@ class Router:
         while True:
             try:
                 core = None if self._driver is None else self._driver.core
-                load = core.load() if core is not None and self._status().ready else None
-                self._announcer.announce(load, 0 if core is None else core.prefix_cache_tokens)
+                status = self._status()
+                load = core.load() if core is not None and status.ready else None
+                self._announcer.announce(load, 0 if core is None else core.prefix_cache_tokens, status)
             except Exception:
                 logger.exception("gateways do not hear how this router is")
             await asyncio.sleep(_ANNOUNCE_PERIOD_S)
@@ -200,11 +202,11 @@ class Router:
         return self._driver
 
     async def status(self) -> RouterStatus:
-        return self._status()
+        """For gateways that do not hear this router."""
+        return msgspec.structs.replace(self._status(), told_by=(self._router_id, self._publisher.address))
 
     def _status(self) -> RouterStatus:
-        status = router_status(self._driver, self._connections, self._settings.build_progress)
-        return msgspec.structs.replace(status, told_by=(self._router_id, self._publisher.address))
+        return router_status(self._driver, self._connections, self._settings.build_progress)
 
     async def own_metrics(self) -> tuple[str, str]:
         """The router's id, and its metrics in Prometheus text format."""

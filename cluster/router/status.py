@@ -1,4 +1,4 @@
-"""A router's readiness and liveness."""
+"""How a router tells its readiness and liveness."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from actors.links.keys import LinkAddress
 from actors.pool_names import FIRST_POOL
+from cluster.routing.router_status import RouterStatus
 
 if TYPE_CHECKING:
     from cluster.router.connections import Connections
     from cluster.router.driver import RouterDriver
-
-
-class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    ready: bool  # takes requests
-    live: bool  # false: only a restart helps
-    detail: str = ""  # for people
-    max_model_len: int | None = None  # tokens, prompt and answer together; None: not known yet
-    told_by: tuple[str, LinkAddress] | None = None  # the router's id, and where gateways hear it
 
 
 def router_status(

@@ -1,4 +1,4 @@
-"""Tells gateways a router's load and the prompts that its target has computed."""
+"""Tells gateways a router's load and status, and the prompts that its target has computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block
 from cluster.routing.publisher import Publisher
 from cluster.routing.router_load import RouterLoad
 from cluster.routing.router_news import NEWS, RouterNews, packed
+from cluster.routing.router_status import RouterStatus
 from cluster.routing.warm_blocks import WarmBlocks
+
+_STATUS_EVERY = 4  # news, if it stays the same: a second
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -24,6 +27,8 @@ class Announcer:
         self._warm = WarmBlocks()
         self._used: list[int] = []  # since the last news
         self._has_newcomer = self._has_forgotten = False  # since then
+        self._status: RouterStatus | None = None  # as gateways know it
+        self._num_since = 0  # news since they were told
 
     def use(self, prefix_blocks: Sequence[int], namespace: str) -> None:
         """The target has computed the tokens of these blocks. The beginning of a prompt outlives its end, which is of
@@ -42,8 +47,9 @@ class Announcer:
         """Learn which gateways listen."""
         self._has_newcomer |= NEWS in self._publisher.meet()
 
-    def announce(self, load: RouterLoad | None, num_tokens: int) -> None:
-        """load: None: it takes no requests. num_tokens: that the target's prefix cache holds."""
+    def announce(self, load: RouterLoad | None, num_tokens: int, status: RouterStatus | None = None) -> None:
+        """Call it four times a second. load: None: it takes no requests. num_tokens: that the target's prefix cache
+        holds. status: None: gateways ask for it."""
         self._warm.capacity = num_tokens // BLOCK_TOKENS
         self.meet()
         if not (num_gateways := self._publisher.subscribers[NEWS]):
@@ -56,6 +62,14 @@ class Announcer:
             num_blocks=self._warm.capacity,
             blocks=packed(list(self._warm) if is_whole else self._used),
             is_whole=is_whole,
+            status=self._due(status),
         )
         self._used, self._has_newcomer, self._has_forgotten = [], False, False
         self._publisher.send(NEWS, _encode(news))
+
+    def _due(self, status: RouterStatus | None) -> RouterStatus | None:
+        self._num_since += 1
+        if status == self._status and self._num_since < _STATUS_EVERY and not self._has_newcomer:
+            return None
+        self._status, self._num_since = status, 0
+        return status

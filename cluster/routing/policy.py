@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -14,6 +13,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
 from actors.workers.directory import read_client_keys
+from cluster.routing.heard_statuses import heard_statuses
 from cluster.routing.known_routers import MOST_COMPARED, KnownRouters
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import NEWS, decode_news
@@ -43,11 +43,17 @@ class SoonestFirst(RequestRouter):
         """Called by Serve with the policy's arguments."""
         self._directory_name = directory_name
         self._known = KnownRouters()
+        self._statuses = heard_statuses(directory_name)
         self._listener: Subscriber | None = None
         self._asking: asyncio.Task[None] | None = None
-        self._listed: list[RunningReplica] | None = None  # Serve makes another list when they change
+        self._listed: list[RunningReplica] = []  # Serve makes another list when they change
         self._ready: dict[str, RunningReplica] = {}  # of these, by router id
         self._others: list[RunningReplica] = []
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Called by Serve when replicas or what they report has changed: routers are heard before the first request."""
+        super().update_replicas(replicas)
+        self._take_in(self._replicas_list)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -78,6 +84,7 @@ class SoonestFirst(RequestRouter):
                 return
 
     def _take_in(self, replicas: list[RunningReplica]) -> None:
+        self._listed = replicas
         self._ready, self._others = {}, []
         for replica in replicas:
             stats = replica.routing_stats
@@ -85,18 +92,18 @@ class SoonestFirst(RequestRouter):
                 self._ready[stats.get(ROUTER_ID) or str(replica.replica_id)] = replica
             else:
                 self._others.append(replica)
-        if self._follow(replicas):
-            self._listed = replicas
+        self._follow()
 
-    def _follow(self, replicas: Sequence[RunningReplica]) -> bool:
-        """Listen to these routers. False: not yet."""
+    def _follow(self) -> None:
+        """Listen to the listed routers, and to no others."""
         if self._listener is None:
             self._asking = self._asking or asyncio.create_task(self._start_to_listen())
-            return False
-        announced = [stats for replica in replicas if (stats := replica.routing_stats).get(ENDPOINT)]
-        self._listener.follow(LinkAddress(stats[ENDPOINT], stats[PUBLIC_KEY]) for stats in announced)
-        self._known.forget_all_but({stats[ROUTER_ID] for stats in announced})
-        return True
+            return
+        announced = [stats for replica in self._listed if (stats := replica.routing_stats).get(ENDPOINT)]
+        addresses = {stats[ROUTER_ID]: LinkAddress(stats[ENDPOINT], stats[PUBLIC_KEY]) for stats in announced}
+        self._listener.follow(addresses.values())
+        self._known.forget_all_but(addresses.keys())
+        self._statuses.follow(addresses, len(self._listed))
 
     async def _start_to_listen(self) -> None:
         """With the key that routers admit. Until then, requests go to whoever has fewest."""
@@ -104,12 +111,16 @@ class SoonestFirst(RequestRouter):
             try:
                 keys = await read_client_keys(self._directory_name)
                 self._listener = Subscriber(keys, NEWS, self._hear, pause_s=NEWS_PAUSE_S)
+                self._follow()
             except Exception as error:
                 logger.warning("the gateway does not hear routers yet: %r", error)
                 await asyncio.sleep(_ASK_AGAIN_S)
 
     def _hear(self, data: bytes) -> None:
-        self._known.hear(decode_news(data), time.monotonic())
+        news, now = decode_news(data), time.monotonic()
+        self._known.hear(news, now)
+        if news.status is not None:
+            self._statuses.hear(news.router_id, news.status, now)
 
 
 def _some(replicas: list[RunningReplica]) -> list[RunningReplica]:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from cluster.routing.router_load import RouterLoad
+from cluster.routing.router_status import RouterStatus
 
 NEWS = b"news"  # the topic
 
@@ -17,6 +18,7 @@ class RouterNews(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     num_blocks: int  # that the target's memory holds; 0: it has no prefix cache
     blocks: bytes  # little-endian uint64 hashes, used since the last news, in order of use
     is_whole: bool  # `blocks` are all there are
+    status: RouterStatus | None = None  # when it has changed, and once a second
 
     def block_hashes(self) -> list[int]:
         """Raises ValueError where the bytes are no hashes."""

@@ -93,6 +93,11 @@ class Gatekeeper:
             tenant.limiter.take_request()
         return tenant
 
+    async def await_places(self, tenant: Tenant, count: int) -> None:
+        """Wait for a moment for the places of so many sequences, if this gateway has too few and may get more."""
+        if self._renewal is not None:
+            await self._renewal.places(tenant.id, tenant.limiter, count)
+
     @contextmanager
     def counting_refusals(self) -> Iterator[None]:
         try:

@@ -20,6 +20,7 @@ RENEW_S = 0.25  # between two reports of a gateway
 LIFE_S = 2.0  # of a lease
 MEMORY_S = 2.0  # time constant by which demand is forgotten
 _LEAST_BURST_S = 3.0  # the bucket has room for the inflow between two reports, which would otherwise be lost
+_LEAST_BURST = 5.0  # and for that of some requests: gateways leave one more in it than a single one would
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class LeasedBucket:
     def change(self, rate: float, burst: float, now: float) -> None:
         """Change rate and capacity; the level stays, up to the new capacity."""
         self.rate = rate
-        self.capacity = max(2.0, burst, _LEAST_BURST_S * rate)
+        self.capacity = max(_LEAST_BURST, burst, _LEAST_BURST_S * rate)
         self._share.change(rate / self._num_holders, max(1.0, burst / self._num_holders), now)
 
     def wait_s(self, amount: float, now: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from actors.errors import InvalidRequest
 from cluster.tenants.errors import OverLimit
 from cluster.tenants.lease import LeasedBucket, Report, Told
+from cluster.tenants.places import LeasedPlaces, PlacesReport, PlacesTold
 from cluster.tenants.registry import TenantLimits
 
 _MINUTE_S = 60.0
@@ -27,11 +27,12 @@ class TenantLimiter:
         self, limits: TenantLimits, num_processes: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """num_processes: processes that enforce these limits; without leases each has an equal share, and at least one
-        place."""
+        request and one place."""
         self._num_processes = num_processes
         self._clock = clock
         self._requests: LeasedBucket | None = None
         self._tokens: LeasedBucket | None = None
+        self._places: LeasedPlaces | None = None
         self.num_running = 0  # sequences
         self.limits = TenantLimits()
         self.change(limits)
@@ -43,6 +44,12 @@ class TenantLimiter:
         self.limits = limits
         self._requests = self._changed(self._requests, limits.requests_per_second, period_s=1.0)
         self._tokens = self._changed(self._tokens, limits.tokens_per_minute, period_s=_MINUTE_S)
+        if limits.max_concurrent is None:
+            self._places = None
+        elif self._places is None:
+            self._places = LeasedPlaces(limits.max_concurrent, self._num_processes)
+        else:
+            self._places.limit = limits.max_concurrent
 
     def _changed(self, bucket: LeasedBucket | None, limit: float | None, period_s: float) -> LeasedBucket | None:
         """A bucket with room for a period's amount."""
@@ -66,7 +73,9 @@ class TenantLimiter:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to report, and no answer under way."""
-        return not self.num_running and all(bucket.is_idle for bucket in self._buckets().values())
+        if self.num_running or (self._places is not None and not self._places.is_idle(self._clock())):
+            return False
+        return all(bucket.is_idle for bucket in self._buckets().values())
 
     def reports(self, without_lease: bool) -> dict[str, Report]:
         """By limit, of those with something to report. without_lease: of those without a lease, too."""
@@ -83,11 +92,40 @@ class TenantLimiter:
         for name in told.keys() & buckets.keys():
             buckets[name].renew(told[name], now)
 
+    def places_report(self) -> PlacesReport | None:
+        """None: there is nothing to report."""
+        places, now = self._places, self._clock()
+        if places is None or (not self.num_running and places.is_idle(now)):
+            return None
+        return places.report(self.num_running, now)
+
+    def renew_places(self, told: PlacesTold) -> None:
+        """Take the answer to the last report."""
+        if self._places is not None:
+            self._places.renew(told)
+
+    def should_ask_for_places(self, count: int) -> bool:
+        """Whether so many more sequences cannot run now, and could after a report."""
+        places = self._places
+        return places is not None and places.should_ask(count, self.num_running, self._clock())
+
+    @contextmanager
+    def waiting_for_places(self, count: int) -> Iterator[None]:
+        """Reports in this context ask for so many more places."""
+        places = self._places
+        if places is None:
+            yield
+            return
+        places.waiting += count
+        try:
+            yield
+        finally:
+            places.waiting -= count
+
     @property
     def max_running(self) -> int | None:
-        """This process' share of max_concurrent, rounded up."""
-        limit = self.limits.max_concurrent
-        return None if limit is None else math.ceil(limit / self._num_processes)
+        """Sequences that may run in this process now; None: any number."""
+        return None if self._places is None else self._places.most(self._clock())
 
     def take_request(self) -> None:
         """Raises OverLimit without charging."""
@@ -99,12 +137,13 @@ class TenantLimiter:
 
         Raises OverLimit, or InvalidRequest for more sequences than there are places, without charging.
         """
-        most = self.max_running
-        if most is not None and num_sequences > most:
-            raise InvalidRequest("n", num_sequences, f"the tenant may have at most {most} answers under way")
-        if most is not None and self.num_running + num_sequences > most:
-            assert self.limits.max_concurrent is not None
-            raise OverLimit("max_concurrent", self.limits.max_concurrent, _PLACE_RETRY_S)
+        if (places := self._places) is not None:
+            now = self._clock()
+            if num_sequences > (most := places.most_ever):
+                raise InvalidRequest("n", num_sequences, f"the tenant may have at most {most} answers under way")
+            places.ask(num_sequences, now)
+            if self.num_running + num_sequences > places.most(now):
+                raise OverLimit("max_concurrent", places.limit, _PLACE_RETRY_S)
         self._take(self._tokens, num_prompt_tokens, "tokens_per_minute", self.limits.tokens_per_minute)
         self.num_running += num_sequences
         try:

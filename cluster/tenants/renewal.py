@@ -1,4 +1,5 @@
-"""Renews the leases of a gateway in the background: one call a few times a second for all tenants with traffic."""
+"""Renews the leases of a gateway in the background: a few times a second one call for the rates and one for the places
+of all tenants with traffic."""
 
 from __future__ import annotations
 
@@ -8,17 +9,19 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from cache_service.errors import StoreError
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cluster.tenants.lease import LIFE_S, RENEW_S, Answers, Reports
 from cluster.tenants.limiter import TenantLimiter
+from cluster.tenants.places import PlacesAnswers, PlacesReports
 
 logger = logging.getLogger(__name__)
 
 _JITTER = 0.2  # of the time between two calls, so that no gateway always comes right after the same other one
-_FIRST_S = 0.05  # that a call waits for the first lease of its tenant
+_FIRST_S = 0.05  # that a call waits for the first lease of its tenant, or for a place
 
 
 class Leases(Protocol):
@@ -26,11 +29,17 @@ class Leases(Protocol):
         """Raises StoreError."""
 
 
+class Places(Protocol):
+    def renew(self, reports: PlacesReports) -> PlacesAnswers:
+        """Raises StoreError."""
+
+
 class LeaseRenewal:
     """For the limiters of one gateway. Without a store that answers, they go by their shares."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, places: Places) -> None:
         self._leases = leases
+        self._places = places
         self._active: dict[str, TenantLimiter] = {}  # by tenant
         self._waiting = set[str]()  # tenants without a lease
         self._wanted = asyncio.Event()
@@ -49,8 +58,21 @@ class LeaseRenewal:
         """Wait for a moment for the lease of a tenant that has not been here lately: its share might be far too much,
         or too little."""
         if limiter.awaits_lease and not self._breaker.is_open:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._renewed.wait(), _FIRST_S)
+            await self._next_renewal()
+
+    async def places(self, tenant_id: str, limiter: TenantLimiter, count: int) -> None:
+        """Wait for a moment for the places of so many sequences, if there are too few here and others may be had."""
+        if self._breaker.is_open or not limiter.should_ask_for_places(count):
+            return
+        self._active[tenant_id] = limiter
+        self._waiting.add(tenant_id)
+        self._wanted.set()
+        with limiter.waiting_for_places(count):
+            await self._next_renewal()
+
+    async def _next_renewal(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._renewed.wait(), _FIRST_S)
 
     async def run(self) -> None:
         """Renew forever."""
@@ -81,12 +103,14 @@ class LeaseRenewal:
         limiters = self._active if is_due else {tenant: self._active[tenant] for tenant in waiting}
         if is_due:
             self._active = {tenant: limiter for tenant, limiter in limiters.items() if not limiter.is_idle}
-        reports = {tenant: own for tenant in limiters if (own := limiters[tenant].reports(tenant in waiting))}
+        call = partial(asyncio.get_running_loop().run_in_executor, self._caller)
         try:
-            if reports:
-                loop = asyncio.get_running_loop()
-                for tenant, told in (await loop.run_in_executor(self._caller, self._leases.renew, reports)).items():
+            if reports := {tenant: own for tenant in limiters if (own := limiters[tenant].reports(tenant in waiting))}:
+                for tenant, told in (await call(self._leases.renew, reports)).items():
                     limiters[tenant].renew(told)
+            if places := {name: report for name in limiters if (report := limiters[name].places_report())}:
+                for tenant, held in (await call(self._places.renew, places)).items():
+                    limiters[tenant].renew_places(held)
         except StoreError as error:
             if not self._breaker.is_open:
                 logger.warning("limits of tenants are enforced by equal shares for now: %s", error)

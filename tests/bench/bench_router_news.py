@@ -2,7 +2,8 @@
 
     python -m tests.bench.bench_router_news [--rates 400 4000] [--seconds 4]
 
-Routers' publishers are in a process of their own. rates: messages a second, all routers together; a router sends four.
+Routers' publishers are in a process of their own. rates: messages a second, all routers together; a router sends four,
+of which one has its status.
 """
 
 from __future__ import annotations
@@ -18,34 +19,39 @@ import numpy as np
 
 from actors.links.keys import LinkKeys
 from cluster.cli.table import plain_table
+from cluster.routing.heard_statuses import HeardStatuses
 from cluster.routing.known_routers import KnownRouters
 from cluster.routing.policy import NEWS_PAUSE_S
 from cluster.routing.publisher import Publisher
 from cluster.routing.router_news import NEWS, RouterNews, decode_news, packed
+from cluster.routing.router_status import RouterStatus
 from cluster.routing.subscriber import Subscriber
 from paceline_testing.router_loads import IDLE
 
+STATUS = RouterStatus(ready=True, live=True, detail="12 draft workers", max_model_len=131_072)
 PUBLISHERS = 40  # sockets; more routers would send less each
 BLOCKS = 10  # of prompts, in each message
 
 
-def publish(keys: LinkKeys, pipe: Connection, rate: float, seconds: float) -> None:
+def publish(keys: LinkKeys, pipe: Connection, rate: float, seconds: float, tells_status: bool) -> None:
     publishers = [Publisher([keys.public], "127.0.0.1") for _ in range(PUBLISHERS)]
     pipe.send([publisher.address for publisher in publishers])
     random = np.random.default_rng(0)
-    messages = [
-        msgspec.msgpack.encode(
-            RouterNews(
-                router_id=f"router-{number}",
-                load=IDLE,
-                num_gateways=1,
-                num_blocks=8192,
-                blocks=packed(random.integers(0, 2**63, BLOCKS).tolist()),
-                is_whole=False,
-            )
+    bare = [
+        RouterNews(
+            router_id=f"router-{number}",
+            load=IDLE,
+            num_gateways=1,
+            num_blocks=8192,
+            blocks=packed(random.integers(0, 2**63, BLOCKS).tolist()),
+            is_whole=False,
         )
         for number in range(PUBLISHERS)
     ]
+    turns = [bare] * 4
+    if tells_status:
+        turns[0] = [msgspec.structs.replace(one, status=STATUS) for one in bare]
+    messages = [msgspec.msgpack.encode(one) for turn in turns for one in turn]
     while not all(publisher.subscribers for publisher in publishers):
         for publisher in publishers:
             publisher.meet()
@@ -54,7 +60,7 @@ def publish(keys: LinkKeys, pipe: Connection, rate: float, seconds: float) -> No
     began, sent = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < seconds:
         while sent < elapsed * rate:
-            publishers[sent % PUBLISHERS].send(NEWS, messages[sent % PUBLISHERS])
+            publishers[sent % PUBLISHERS].send(NEWS, messages[sent % len(messages)])
             sent += 1
         time.sleep(0.002)
     pipe.send(sent)
@@ -63,20 +69,27 @@ def publish(keys: LinkKeys, pipe: Connection, rate: float, seconds: float) -> No
         publisher.close()
 
 
-async def hear(rate: float, seconds: float) -> tuple[str, ...]:
+async def hear(rate: float, seconds: float, tells_status: bool) -> tuple[str, ...]:
     keys = LinkKeys.generate()
     pipe, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=publish, args=(keys, theirs, rate, seconds))
+    process = multiprocessing.get_context("fork").Process(
+        target=publish, args=(keys, theirs, rate, seconds, tells_status)
+    )
     process.start()
-    known, num_heard = KnownRouters(), 0
+    known, statuses, num_heard, num_bytes = KnownRouters(), HeardStatuses(), 0, 0
 
     def take(data: bytes) -> None:
-        nonlocal num_heard
-        num_heard += 1
-        known.hear(decode_news(data), time.monotonic())
+        nonlocal num_heard, num_bytes
+        num_heard, num_bytes = num_heard + 1, num_bytes + len(data)
+        news, now = decode_news(data), time.monotonic()
+        known.hear(news, now)
+        if news.status is not None:
+            statuses.hear(news.router_id, news.status, now)
 
     subscriber = Subscriber(keys, NEWS, take, pause_s=NEWS_PAUSE_S)
-    subscriber.follow(await asyncio.to_thread(pipe.recv))
+    addresses = await asyncio.to_thread(pipe.recv)
+    statuses.follow({f"router-{number}": address for number, address in enumerate(addresses)}, PUBLISHERS)
+    subscriber.follow(addresses)
     await asyncio.to_thread(pipe.recv)
     process_s, thread_s = time.process_time(), time.thread_time()
     sent = await asyncio.to_thread(pipe.recv)
@@ -86,7 +99,10 @@ async def hear(rate: float, seconds: float) -> tuple[str, ...]:
     process.join()
     subscriber.close()
     each = (f"{spent / num_heard * 1e6:.0f}" for spent in (thread_s, process_s))
-    return (f"{rate:,.0f}", f"{sent:,}", f"{num_heard:,}", *each, f"{process_s / seconds:.3f}")
+    assert (statuses.current(time.monotonic() - 0.3) is not None) == tells_status
+    told = "yes" if tells_status else "no"
+    counts = (f"{rate:,.0f}", told, f"{sent:,}", f"{num_heard:,}", f"{num_bytes / num_heard:.0f}")
+    return (*counts, *each, f"{process_s / seconds:.3f}")
 
 
 def main() -> None:
@@ -94,8 +110,10 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[400.0, 4000.0])
     parser.add_argument("--seconds", type=float, default=4.0)
     given = parser.parse_args()
-    rows = [asyncio.run(hear(rate, given.seconds)) for rate in given.rates]
-    columns = ("messages/s", "sent", "heard", "us, event loop", "us, process", "processors")
+    rows = [
+        asyncio.run(hear(rate, given.seconds, tells_status)) for rate in given.rates for tells_status in (False, True)
+    ]
+    columns = ("messages/s", "statuses", "sent", "heard", "bytes each", "us, event loop", "us, process", "processors")
     print(plain_table("News of routers", columns, rows))
 
 

@@ -1,9 +1,10 @@
-"""Objectives over two real routers: what one cannot answer in time, the other is asked for."""
+"""Two real routers: what one cannot answer in time, the other is asked for, and their statuses are heard unasked."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import msgspec
 import pytest
@@ -14,8 +15,9 @@ from actors.errors import ObjectiveUnreachable
 from actors.messages import GenerationRequest, Refusal
 from cluster.config import ClusterConfig
 from cluster.gateway.resume import generate_unbroken
-from cluster.gateway.router_client import RouterClient, ask_all
-from cluster.serve import APPLICATION
+from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
+from cluster.routing.heard_statuses import heard_statuses
+from cluster.serve import APPLICATION, DIRECTORY
 from paceline_testing.deployed import deployed
 from paceline_testing.rounds import toy_request
 from paceline_testing.scraped import value_of
@@ -133,6 +135,39 @@ async def end(first, chunks):
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await chunks.aclose()
+
+
+class CountsStatusCalls:
+    """The routers' handle as a gateway has it."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._handle = DeploymentHandle("Router", APPLICATION)
+
+    def options(self, **given):
+        self.num_calls += given.get("method_name") == "status"
+        return self._handle.options(**given)
+
+    def broadcast(self, method):
+        self.num_calls += method == "status"
+        return self._handle.broadcast(method)
+
+
+async def test_the_status_of_routers_is_heard_and_not_asked_for(routers):
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            asked = status_of_all((await ask_all(routers, "status", 10.0, lambda status: False))[0])
+            if asked.detail.startswith("2 of 2"):
+                break
+            await asyncio.sleep(0.5)
+        handle, heard = CountsStatusCalls(), heard_statuses(DIRECTORY)
+        client = RouterClient(handle, num_routers=2, heard=heard)
+        while heard.current(time.monotonic()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        for _ in range(30):  # three times as long as a status is news
+            assert await client.status() == asked
+            await asyncio.sleep(0.1)
+        assert handle.num_calls == 0
 
 
 async def test_a_request_that_one_router_refuses_is_answered_by_another_or_refused_once(routers):

@@ -34,8 +34,9 @@ from cluster.router.connections import Connections, keep_connected
 from cluster.router.core import RouterCore
 from cluster.router.driver import RoundWatch, RouterDriver
 from cluster.router.metrics import RouterMetrics
-from cluster.router.status import RouterStatus, router_status
+from cluster.router.status import router_status
 from cluster.router.worker_drafting import DraftShape
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.clock import Clock
 from paceline_testing.rounds import toy_info, toy_request
 from paceline_testing.scraped import value_of

@@ -48,7 +48,7 @@ from cluster.interpreter import put_event_loop_first
 from cluster.offline.engine import LocalEngine
 from cluster.router.connections import Connections, keep_connected
 from cluster.router.driver import RouterDriver
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.hostile_constraints import hostile_requests
 from paceline_testing.tiny_models import save_tiny_model
 

@@ -5,7 +5,8 @@
 directory: one named actor, which every router, target group and draft worker calls once a second, and which says what
 has changed. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
 and which every gateway reads once and then reads on. page: /metrics of all gateways, or as many
-routers, which one gateway asks and joins, and what it costs a process to tell its node instead. promotion: what one
+routers, which one gateway asks and joins, and what it costs a process to tell its node instead. news: of a router to a
+gateway, four times a second, once a second with its status. promotion: what one
 change of the registry costs each router, if all tenants feed the public pool.
 """
 
@@ -24,6 +25,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from actors.links.keys import LinkAddress, LinkKeys
@@ -40,15 +42,23 @@ from cluster.cache.promotion import PromotionSource, PublicPool
 from cluster.cli.table import plain_table
 from cluster.config import PromotionConfig
 from cluster.gateway.observability.metrics import GatewayMetrics, merged
-from cluster.node_metrics import MOST_ON_PAGE, NodeMetrics
+from cluster.gateway.router_client import status_of_all
+from cluster.node_metrics import NodeMetrics
 from cluster.router.directory_view import DirectoryView
+from cluster.routing.heard_statuses import HeardStatuses
 from cluster.routing.known_routers import KnownRouters, RoutedPrompt
 from cluster.routing.router_load import RouterLoad
-from cluster.routing.router_news import RouterNews, packed
+from cluster.routing.router_news import RouterNews, decode_news, packed
+from cluster.routing.router_status import RouterStatus
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import Policy, Registry, StoredKey, StoredTenant, TenantLimits
 from cluster.tenants.registry_file import RegistryFile, write_registry
+
+_LOAD = RouterLoad(
+    num_running=3, num_waiting=0, num_places=32, backlog_tokens=0, token_s=3e-4, round_s=0.01, sequence_s=2e-4,
+    answer_rounds=100.0,
+)  # fmt: skip
 
 
 def seconds_of(action: Callable[[], object], least_s: float = 0.5) -> float:
@@ -96,16 +106,12 @@ def choice_row(groups: int) -> list[str]:
     """For routers that each know a system prompt of 32 blocks and a conversation of 8 more: with a prompt that one of
     them knows, and with prompts that nobody knows and nobody has asked for."""
     known, shared = KnownRouters(random.Random(0)), range(32)
-    load = RouterLoad(
-        num_running=3, num_waiting=0, num_places=32, backlog_tokens=0, token_s=3e-4, round_s=0.01, sequence_s=2e-4,
-        answer_rounds=100.0,
-    )  # fmt: skip
     routers = {f"router-{number}": number for number in range(groups)}
     for router_id, number in routers.items():
         own = [1000 + 8 * number + depth for depth in range(8)]
         blocks = packed([*reversed(own), *reversed(shared)])
         known.hear(
-            RouterNews(router_id=router_id, load=load, num_gateways=1, num_blocks=4096, blocks=blocks, is_whole=True),
+            RouterNews(router_id=router_id, load=_LOAD, num_gateways=1, num_blocks=4096, blocks=blocks, is_whole=True),
             0.0,
         )
     middle = 1000 + 8 * (groups // 2)
@@ -118,7 +124,7 @@ def choice_row(groups: int) -> list[str]:
 
 def page_row(processes: int) -> list[str]:
     """Processor time of a gateway for one page, while its streams wait, and the page's size; time of a process for
-    telling Ray; status calls of a gateway a second for so many routers."""
+    telling Ray."""
     metrics = GatewayMetrics()
     text, told = metrics.text(), NodeMetrics(metrics.registry, "gateway", "g")
     pages = {f"{number:016x}": text for number in range(processes)}
@@ -127,9 +133,46 @@ def page_row(processes: int) -> list[str]:
         f"{1e3 * seconds_of(lambda: merged('gateway', pages)):,.1f}",
         f"{len(merged('gateway', pages)) / 1e6:.2f}",
         f"{1e3 * seconds_of(told.tell):.2f}",
-        f"{processes:,}",
-        f"{processes if processes <= MOST_ON_PAGE else 1 + processes / 60:,.0f}",
     ]
+
+
+def news_row(groups: int) -> list[str]:
+    """Bytes of a message of news and processor time of a gateway for it, without and with the router's status; time for
+    the statuses of so many routers together, once a second."""
+    address, status = LinkAddress("tcp://10.0.0.1:20000", LinkKeys.generate().public), RouterStatus(
+        ready=True, live=True, detail="12 draft workers", max_model_len=131_072
+    )  # fmt: skip
+    statuses, cells = HeardStatuses(), []
+    statuses.follow({f"{number:016x}": address for number in range(groups)}, groups)
+    for told in (None, status):
+        known = KnownRouters()
+        blocks = packed([random.Random(number).getrandbits(63) for number in range(10)])
+        messages = [
+            msgspec.msgpack.encode(
+                RouterNews(
+                    router_id=f"{number:016x}", load=_LOAD, num_gateways=1, num_blocks=4096, blocks=blocks,
+                    is_whole=False, status=told,
+                )
+            )
+            for number in range(groups)
+        ]  # fmt: skip
+
+        def hear(messages: list[bytes] = messages, known: KnownRouters = known) -> None:
+            for message in messages:
+                news, now = decode_news(message), time.monotonic()
+                known.hear(news, now)
+                if news.status is not None:
+                    statuses.hear(news.router_id, news.status, now)
+
+        cells += [f"{len(messages[0])}", f"{1e6 * seconds_of(hear) / groups:.1f}"]
+
+    def all_together() -> None:
+        heard = statuses.current(0.0)
+        assert heard is not None
+        status_of_all(heard)
+
+    answer = pickle.dumps(msgspec.structs.replace(status, told_by=("0" * 16, address)))
+    return [*cells, f"{1e6 * seconds_of(all_together):,.0f}", f"{len(answer)}"]
 
 
 def registry_row(tenants: int) -> list[str]:
@@ -220,9 +263,20 @@ def main() -> None:
     )
     rows = [[str(groups), *directory_row(groups), *choice_row(groups)] for groups in arguments.groups]
     print(plain_table("Control plane by target groups, a router each", header, rows), flush=True)
-    header = ("processes", "page, ms", "MB", "telling the node, ms", "status calls a second, before", "now")
+    header = ("processes", "page, ms", "MB", "telling the node, ms")
     rows = [[str(groups), *page_row(groups)] for groups in arguments.groups]
-    print(plain_table("Metrics and status of all, for a gateway", header, rows), flush=True)
+    print(plain_table("Metrics of all, for a gateway", header, rows), flush=True)
+    header = (
+        "routers",
+        "bytes",
+        "us",
+        "with a status: bytes",
+        "us",
+        "all statuses together, us",
+        "bytes of an answer to a status call",
+    )
+    rows = [[str(groups), *news_row(groups)] for groups in arguments.groups]
+    print(plain_table("A message of news, for a gateway", header, rows), flush=True)
     header = (
         "tenants",
         "first read, ms",

@@ -4,7 +4,8 @@
 
 shares: each gateway enforces an equal part of the limit, as without a store. leases: each spends its part of what is
 left. Loads are Poisson arrivals at three times the limit; of skewed ones gateway i has a part of 1 / i^2. Errors by
-size of request are those of 48 runs with leases: 2 to 50 gateways, even and skewed, 0.9 to 3 times the limit.
+size of request are those of 48 runs with leases: 2 to 50 gateways, even and skewed, 0.9 to 3 times the limit. Places
+are those of `max_concurrent`, with answers of 5 s in the mean.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from statistics import mean
@@ -25,7 +27,10 @@ from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper
 from cluster.tenants.lease import Report
 from cluster.tenants.lease_store import LeaseStore
+from cluster.tenants.place_store import PlaceStore
+from cluster.tenants.places import PlacesReport
 from paceline_testing.leases import Load, admitted, fresh_bucket
+from paceline_testing.places import PlacesLoad, places_used
 from tests.bench.simulate.control_costs import seconds_of
 
 _LIMITS = {
@@ -36,6 +41,7 @@ _BY_SIZE = {
     "20 requests a second": {"rate": 20.0, "burst": 20.0, "size": 1.0},
     "5 requests a second": {"rate": 5.0, "burst": 5.0, "size": 1.0},
     "1 request a second": {"rate": 1.0, "burst": 1.0, "size": 1.0},
+    "1 request in two seconds": {"rate": 0.5, "burst": 1.0, "size": 1.0},
     **{
         f"requests of {100 * part:g} % of a minute's tokens": {
             "rate": 200_000 / 60, "burst": 200_000.0, "size": part * 200_000
@@ -72,6 +78,22 @@ def errors(name: str, gateways: int, skew: float) -> list[str]:
         differences = [(one - other) / (60 * load.rate) for one, other in zip(ours[2:], ideal[2:], strict=True)]
         cells.append(f"{100 * max(differences, key=abs):+.1f} %")
     return cells
+
+
+def places_row(limit: int, gateways: int, skew: float) -> list[str]:
+    """Places in use at three times the limit, in the mean and at most, and calls of the store with leases."""
+    load = PlacesLoad(limit, demand=3.0 * limit, gateways=gateways, skew=skew)
+    leases, shares = places_used(load), places_used(replace(load, leases=False))
+    used = (f"{one.mean / limit:.2f}, {one.most}" for one in (shares, leases))
+    calls = leases.calls / load.seconds / gateways, leases.waits / leases.requests
+    return [
+        str(limit),
+        str(gateways),
+        f"{skew:g}",
+        f"{leases.mean_ideal / limit:.2f}",
+        *used,
+        *(f"{one:.2f}" for one in calls),
+    ]
 
 
 def gatekeeper_us(requests_per_second: float) -> float:
@@ -113,6 +135,24 @@ def bucket_us() -> tuple[float, float]:
     return 1e6 * seconds_of(decide), 1e6 * seconds_of(renew)
 
 
+def places_rows() -> list[list[str]]:
+    """Of one report of places with so many gateways, each of which holds one of a tenant, at a server of its own."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder)) as server:
+        connection, report = Connection(server.settings), {"tenant": PlacesReport(1000, 0, 1, 1.0)}
+        for gateways in (2, 10, 50, 200):
+            stores = [PlaceStore(connection) for _ in range(gateways)]
+            for store in stores:
+                store.renew(report)
+            before = connection.client().info("cpu")
+            for number in range(1000):
+                stores[number % gateways].renew(report)
+            after = connection.client().info("cpu")
+            server_s = sum(after[key] - before[key] for key in ("used_cpu_user", "used_cpu_sys"))
+            rows.append([str(gateways), f"{1e3 * server_s:.0f}"])
+    return rows
+
+
 def store_rows() -> list[list[str]]:
     """Of one renewal with so many tenants of two limits each, at a server of its own."""
     rows = []
@@ -146,6 +186,18 @@ def main() -> None:
         for skew in (0.0, 2.0)
     ]
     print(plain_table("Error of the total, of the limit", ("limit", "gateways", "skew", "shares", "leases"), rows))
+    rows = [places_row(*one) for one in product((8, 100), arguments.gateways, (0.0, 2.0))]
+    header = (
+        "limit",
+        "gateways",
+        "skew",
+        "one gateway",
+        "shares",
+        "leases",
+        "calls a second and gateway",
+        "calls that wait",
+    )
+    print(plain_table("Places in use, of the limit, and at most", header, rows))
     header = ("limit", "a minute", "a run", "all runs")
     by_size = [[name, *largest_errors(name)] for name in _BY_SIZE]
     print(plain_table("Largest errors with leases, and the mean of all runs", header, by_size))
@@ -153,6 +205,7 @@ def main() -> None:
     print("with a lease: {:.2f} us a decision, {:.2f} us a report and its answer".format(*bucket_us()))
     header = ("tenants", "call, ms", "gateway, ms", "server, ms")
     print(plain_table("One renewal", header, store_rows()))
+    print(plain_table("One report of a tenant's places", ("gateways", "server, us"), places_rows()))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 from actors.errors import Overloaded, PacelineError
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 
 # With which Serve deploys it: it ends at once.
 ECHO_OPTIONS = {

@@ -14,7 +14,7 @@ from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
 from cluster.offline.engine import LocalEngine
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 
 
 class EngineRouter:

@@ -10,9 +10,9 @@ import msgspec
 from actors.links.keys import LinkKeys
 from actors.messages import GenerationRequest, TokenChunk
 from actors.workers.directory import read_client_keys
-from cluster.router.status import RouterStatus
 from cluster.routing.chunk_streams import ChunkSender
 from cluster.routing.publisher import Publisher
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.echo_router import EchoRouter
 
 

@@ -19,7 +19,7 @@ from cluster.gateway.requests.call import GenerationCall
 from cluster.gateway.requests.chat_schema import ChatBody
 from cluster.gateway.requests.schema import CompletionBody
 from cluster.gateway.service import GenerationService
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.echo_gateway import gateway_client, until
 from paceline_testing.echo_router import EchoRouter
 from paceline_testing.toy_gateway import CONFIG, END, FOX, MODEL, TOKENIZER, chat, complete, error_of, events, tokens

@@ -16,7 +16,8 @@ from actors.messages import GenerationRequest, Refusal
 from cluster.gateway import router_client as asking
 from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
 from cluster.router.deployment import Router
-from cluster.router.status import RouterStatus
+from cluster.routing.heard_statuses import HeardStatuses
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.rounds import toy_request
 
 
@@ -221,3 +222,26 @@ async def test_whoever_stops_asking_one_of_many_routers_is_not_made_to_ask_all()
     with pytest.raises(asyncio.CancelledError):
         await asking_now
     assert many.broadcasts == 0
+
+
+@pytest.mark.parametrize("num_routers", [2, 100])
+async def test_routers_that_are_heard_are_not_asked(num_routers):
+    names = [f"router-{number}" for number in range(num_routers)]
+    handle, heard = ManyRouters(*[says(status(True)) for _ in names]), HeardStatuses()
+    public_key = LinkKeys.generate().public
+    client = RouterClient(handle, num_routers=num_routers, heard=heard)
+    addresses = {name: LinkAddress(f"tcp://127.0.0.1:{9 + number}", public_key) for number, name in enumerate(names)}
+    assert (await client.status()).ready
+    assert handle.broadcasts == 1  # nobody is heard yet
+    heard.follow(addresses, num_routers)
+    for name in names:
+        heard.hear(name, status(name == names[0], detail="told", max_model_len=48), time.monotonic())
+    for _ in range(3):
+        told = await client.status()
+        assert (told.ready, told.max_model_len) == (True, 48)
+    assert (handle.broadcasts, handle.calls) == (1, 0)
+    assert client._num_serving == 1
+    assert client._heard.keys() == addresses.keys()
+    heard.follow(addresses, num_routers + 1)  # a new one is not heard yet
+    assert (await client.status()).ready
+    assert handle.broadcasts + handle.calls == 2

@@ -27,7 +27,7 @@ from cluster.gateway.served_model import ServedModel
 from cluster.gateway.service import GenerationService
 from cluster.gateway_config import GatewayConfig
 from cluster.offline.engine import LocalEngine
-from cluster.router.status import RouterStatus
+from cluster.routing.router_status import RouterStatus
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.gatekeeper import Gatekeeper

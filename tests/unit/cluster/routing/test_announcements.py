@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -14,6 +15,7 @@ from cluster.routing.announcer import Announcer
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
 from cluster.routing.publisher import Publisher
 from cluster.routing.router_news import NEWS, RouterNews, decode_news
+from cluster.routing.router_status import RouterStatus
 from cluster.routing.subscriber import Subscriber
 from paceline_testing.router_loads import IDLE
 
@@ -91,6 +93,26 @@ async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_cou
     second.listener.close()
     gateway.news.clear()
     await gateway.wait(lambda news: news.num_gateways == 1, lambda: announcer.announce(IDLE, ROOM))
+
+
+async def test_a_status_is_told_to_whoever_comes_at_each_change_and_once_in_a_while(routers, gateway, keys):
+    announcer, statuses = routers["a"], [RouterStatus(ready=ready, live=True) for ready in (False, True)]
+    gateway.listener.follow([announcer._publisher.address])
+    await gateway.wait(lambda news: news.status == statuses[0], lambda: announcer.announce(None, ROOM, statuses[0]))
+    second = Heard(keys)
+    second.listener.follow([announcer._publisher.address])
+    await second.wait(lambda news: True, lambda: announcer.announce(None, ROOM, statuses[0]))
+    assert second.news[0].status == statuses[0]
+    second.listener.close()
+    gateway.news.clear()
+    for number in range(12):
+        announcer.announce(IDLE, ROOM, statuses[number >= 6])
+    await gateway.wait(lambda news: len(gateway.news) == 12, lambda: None)
+    told = [number for number, news in enumerate(gateway.news) if news.status is not None]
+    assert 6 in told
+    assert gateway.news[6].status == statuses[1]
+    assert [after - before for before, after in itertools.pairwise(told) if after > 6 and before >= 6] == [4]
+    assert len(told) <= 4
 
 
 async def test_a_router_that_is_not_followed_any_more_is_not_heard(routers, gateway):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,9 +18,11 @@ from actors.links.keys import LinkKeys
 from actors.messages import GenerationRequest, SamplingParams
 from cluster.routing import policy as policy_module
 from cluster.routing.announcer import Announcer
+from cluster.routing.heard_statuses import heard_statuses
 from cluster.routing.policy import ENDPOINT, PUBLIC_KEY, READY, ROUTER_ID, SoonestFirst
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, prefix_blocks
 from cluster.routing.publisher import Publisher
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.router_loads import IDLE
 
 DEPLOYMENT = DeploymentID(name="Router", app_name="paceline")
@@ -156,8 +159,8 @@ class Listed(Replica):
     max_ongoing_requests = 100
     node_id = availability_zone = ""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(router_id=name)
+    def __init__(self, name: str, announcer: Announcer | None = None) -> None:
+        super().__init__(announcer, router_id=name)
         self.replica_id = ReplicaID(name, DEPLOYMENT)
 
     async def get_queue_len(self, *, deadline_s: float) -> int:
@@ -186,3 +189,33 @@ async def test_all_calls_of_one_http_request_are_routed(keys, monkeypatch):
         chosen = await asyncio.gather(*(routed() for _ in range(6)))
     assert set(chosen) <= set(replicas)
     policy._asking.cancel()  # type: ignore[union-attr]
+
+
+async def test_routers_are_heard_before_the_first_request(keys, announcers, monkeypatch):
+    async def read_client_keys(name: str) -> LinkKeys:
+        return keys
+
+    monkeypatch.setattr(policy_module, "read_client_keys", read_client_keys)
+    policy = SoonestFirst(DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True)
+    policy.initialize_state(directory_name="another directory")
+    known = heard_statuses("another directory")
+    replicas: Any = [Listed(name, announcer) for announcer, name in zip(announcers, "abc", strict=True)]
+    policy.update_replicas(replicas)
+    statuses = [RouterStatus(ready=True, live=True, detail=name) for name in "abc"]
+    async with asyncio.timeout(20):
+        while (heard := known.current(time.monotonic())) is None:
+            for announcer, status in zip(announcers, statuses, strict=True):
+                announcer.announce(IDLE, 100 * BLOCK_TOKENS, status)
+            await asyncio.sleep(0.02)
+        assert sorted(status.detail for status in heard) == ["a", "b", "c"]
+        assert set(known.addresses) == {"a", "b", "c"}
+        changed = RouterStatus(ready=False, live=True, detail="draining")
+        announcers[0].announce(None, 100 * BLOCK_TOKENS, changed)
+        while changed not in (known.current(time.monotonic()) or []):  # noqa: ASYNC110 (it is told by a socket)
+            await asyncio.sleep(0.02)
+    policy.update_replicas(replicas[:2])
+    assert set(known.addresses) == {"a", "b"}
+    policy.update_replicas([*replicas[:2], Listed("d")])  # it has not said where it is heard
+    assert known.current(time.monotonic()) is None
+    assert policy._listener is not None
+    policy._listener.close()
