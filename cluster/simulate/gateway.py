@@ -189,6 +189,15 @@ class ClientCall:
         try:
             limiter.take_request()
             limiter.check_tokens(len(self.turn.prompt))
+        except PacelineError as error:
+            self._refused(error)
+            return
+        self.gateway.limiters.await_place(self.turn.conversation.tenant, self._begin_answer)
+
+    def _begin_answer(self, limiter: TenantLimiter) -> None:
+        if self._is_over:
+            return
+        try:
             places = limiter.admitted(len(self.turn.prompt), 1)
             places.__enter__()
         except PacelineError as error:

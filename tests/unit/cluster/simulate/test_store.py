@@ -64,3 +64,27 @@ def test_limits_hold_where_one_gateway_of_two_has_all_requests(limits):
     assert admitted_per_s("none", one_is_gone) == pytest.approx(limit / 2, rel=0.2)
     cut = [*one_is_gone, Fault(10.0, "store_link", 1, 200.0)]
     assert admitted_per_s(None, cut) == pytest.approx(limit / 2, rel=0.2)
+
+
+def test_places_are_not_more_than_the_limit_and_go_to_whoever_has_the_requests():
+    def running(url, faults):
+        """Sequences of one tenant at once: the most, and the mean after a while."""
+        traffic = {**FOLLOWED, "answer_tokens": 100, "spread": 0.0, "retries": 0}
+        config = {"gateway": {"replicas": 2}, "cache": {"url": url}, "router": {"max_running": 64}}
+        simulation = simulated(config, 30.0, traffic, faults, tenant_limits={"max_concurrent": 6})
+        (group,) = simulation.cluster.groups.values()
+        counts = []
+        simulation.events.every(0.05, lambda: counts.append(group.num_open))
+        simulation.run()
+        late = counts[len(counts) // 2 :]
+        return max(counts), sum(late) / len(late)
+
+    most, mean = running(None, [])
+    assert most <= 6
+    assert mean > 4.0
+    one_is_gone = [Fault(5.0, "gateway", 0, 60.0)]
+    most, mean = running(None, one_is_gone)
+    assert most <= 6
+    assert mean > 4.0
+    _, mean = running("none", one_is_gone)
+    assert mean <= 3.0
