@@ -11,6 +11,7 @@ import pytest
 from cache_service.errors import StoreError, StoreUnavailable
 from cache_service.store.connection import Connection
 from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.simulate.tenant_leases import StoredPlaces
 from cluster.tenants import place_store
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
@@ -22,7 +23,6 @@ from cluster.tenants.place_store import PlaceStore
 from cluster.tenants.places import PlacesReport
 from cluster.tenants.registry import TenantLimits
 from cluster.tenants.renewal import LeaseRenewal
-from paceline_testing.places import StoredPlaces
 
 LIMIT, NUM_GATEWAYS, SECONDS = 7, 4, 4.0
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from actors.errors import InvalidRequest
 from cache_service.errors import StoreUnavailable
+from cluster.simulate.tenant_leases import StoredPlaces
 from cluster.tenants.errors import OverLimit
 from cluster.tenants.lease import LIFE_S
 from cluster.tenants.limiter import TenantLimiter
@@ -16,7 +17,7 @@ from cluster.tenants.places import PLACES_LIFE_S, LeasedPlaces
 from cluster.tenants.registry import TenantLimits
 from cluster.tenants.renewal import LeaseRenewal
 from paceline_testing.clock import Clock
-from paceline_testing.places import PlacesLoad, StoredPlaces, places_used
+from paceline_testing.places import PlacesLoad, places_used
 
 
 @settings(max_examples=40, deadline=None)
