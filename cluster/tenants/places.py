@@ -121,6 +121,8 @@ class LeasedPlaces:
     def renew(self, told: PlacesTold) -> None:
         """Take the answer to the last report. The lease counts from the report, so that it ends before Redis gives the
         places to others."""
+        if self._reported_at == -math.inf:
+            return  # it is for the places that these have replaced
         self._asked -= self._in_flight
         self._own = remembered(self._own, self._reported_at - self._own_at) + self._in_flight
         self._others = max(0.0, told.asked - self._own)

@@ -77,8 +77,23 @@ def test_a_report_that_comes_after_a_later_one_changes_nothing(server):
     places.renew({"a": PlacesReport(8, 0, 2, 1.0)})
     places.renew({"a": PlacesReport(8, 2, 6, 1.0)})
     places._num_calls -= 2
-    places.renew({"a": PlacesReport(8, 0, 0, 1.0)})
+    with pytest.raises(StoreError):  # its answer is for nobody
+        places.renew({"a": PlacesReport(8, 0, 0, 1.0)})
     assert other.renew({"a": PlacesReport(8, 0, 8, 1.0)})["a"].held == 2
+
+
+def test_a_report_that_is_repeated_gets_the_same_places(server):
+    """Others have given back theirs meanwhile."""
+    connection = Connection(server.settings)
+    places, other = PlaceStore(connection), PlaceStore(connection)
+    other.renew({"a": PlacesReport(8, 0, 6, 1.0)})
+    report = PlacesReport(8, 0, 4, 1.0)
+    assert places.renew({"a": report})["a"].held == 2
+    other.renew({"a": PlacesReport(8, 0, 0, 1.0)})
+    places._num_calls -= 1
+    repeated = places.renew({"a": report})["a"]
+    assert (repeated.held, repeated.left) == (2, 6)
+    assert other.renew({"a": PlacesReport(8, 0, 8, 1.0)})["a"].held == 6
 
 
 @pytest.fixture
