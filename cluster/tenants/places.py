@@ -73,17 +73,12 @@ class LeasedPlaces:
         """Sequences that may run here now."""
         if self.has_lease(now):
             return min(self.limit, self._held)
-        return self._share
+        return self.share
 
     @property
-    def _share(self) -> int:
+    def share(self) -> int:
+        """Sequences that may run here without a lease."""
         return math.ceil(self.limit / self._num_holders)
-
-    @property
-    def most_ever(self) -> int:
-        """Sequences that may run here if no other ones run anywhere. Where there has never been a lease, there is
-        probably no store."""
-        return self._share if self._leased_at == -math.inf else self.limit
 
     def ask(self, count: int, now: float) -> None:
         """Note demand, whether or not it is met."""

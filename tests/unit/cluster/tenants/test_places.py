@@ -182,7 +182,7 @@ def patient(monkeypatch):
 
 
 async def test_a_call_waits_for_its_places_and_others_ask_nobody(patient):
-    store, limiter = Places(), TenantLimiter(TenantLimits(max_concurrent=8), 10)
+    store, limiter = Places(), TenantLimiter(TenantLimits(max_concurrent=8), 10, is_leased=True)
     renewal = LeaseRenewal(Leases(), store)
     running = asyncio.create_task(renewal.run())
     await asyncio.gather(*(renewal.places("a", limiter, 1) for _ in range(5)))
