@@ -223,8 +223,8 @@ RENEW_PLACES = _script("""
 -- KEYS: the caller's last call, which also names the caller, then a hash for each tenant. ARGV: number of the call,
 -- milliseconds for which it and the caller's places are remembered, seconds by which demand is forgotten, then for each
 -- tenant: places of all callers, places that the caller keeps, places that it wants, sequences that have come. A call
--- that comes after a later one changes nothing. Returns for each tenant the places that the caller holds, those that
--- nobody holds, and the demand as a text.
+-- that is repeated, or comes after a later one, changes nothing. Returns for each tenant the places that the caller
+-- holds, those that nobody holds, and the demand as a text.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local expires = now + tonumber(ARGV[2]) / 1000
@@ -248,8 +248,10 @@ for i = 1, #KEYS - 1 do
       end
     end
   end
-  local others = all - tonumber(string.match(own, '^%d+'))
-  local held = math.max(kept, math.min(tonumber(ARGV[4 * i + 2]), limit - others))
+  local noted = tonumber(string.match(own, '^%d+'))
+  local others = all - noted
+  local held = noted
+  if counts then held = math.max(kept, math.min(tonumber(ARGV[4 * i + 2]), limit - others)) end
   asked = string.format('%.17g', asked + tonumber(ARGV[4 * i + 3]))
   if counts then
     if held > 0 then redis.call('HSET', key, KEYS[1], string.format('%d %.6f', held, expires))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -96,17 +96,17 @@ class RouterClient:
     async def status(self) -> RouterStatus:
         """As routers have told it unasked. While one of them is not heard, they are asked: of many, one at a time, and
         all once a minute. Raises Unavailable when no router answers."""
-        pushed, now = self._pushed, time.monotonic()
-        if pushed is not None and (heard := pushed.current(now)) is not None:
+        pushed = self._pushed
+        if pushed is not None and (heard := pushed.current(time.monotonic())) is not None:
             self._num_serving = sum(status.ready for status in heard)
-            self._listen_to({router_id: (address, now) for router_id, address in pushed.addresses.items()})
+            self._listen_to(pushed.addresses)
             return status_of_all(heard)
         if self._num_routers > MOST_ON_PAGE and time.monotonic() - self._all_asked_at < _ALL_ASKED_S:
             try:
                 async with asyncio.timeout(self._status_timeout_s):
                     status: RouterStatus = await self._handle.options(method_name="status").remote()
                 if status.ready:  # Serve asks one that is
-                    self._listen_to_those_of([status])
+                    self._listen_to(_addresses([status]))
                     return status
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(cause := _translated(error), asyncio.CancelledError):  # not the router's: the caller's
@@ -115,18 +115,19 @@ class RouterClient:
         statuses, missing = await self._ask_all("status", lambda status: status.ready)
         self._num_serving = sum(status.ready for status in statuses) + missing
         self._all_asked_at = time.monotonic()
-        self._listen_to_those_of(statuses)
+        self._listen_to(_addresses(statuses))
         return status_of_all(statuses)
 
-    def _listen_to_those_of(self, statuses: Sequence[RouterStatus]) -> None:
-        """Who is busy is left out of the statuses now and then, so those of before are not forgotten at once."""
+    def _listen_to(self, addresses: Mapping[str, LinkAddress]) -> None:
+        """addresses: by router id. Those of before are not forgotten at once: a router that is busy is left out of the
+        statuses now and then, and one that drains is not listed by Serve, but still has answers to finish."""
         now = time.monotonic()
-        told = {id: (address, now) for status in statuses if status.told_by for id, address in [status.told_by]}
-        others = {id: heard for id, heard in self._heard.items() if id not in told and now - heard[1] < _FORGOTTEN_S}
-        self._listen_to(others | told)
-
-    def _listen_to(self, routers: dict[str, tuple[LinkAddress, float]]) -> None:
-        self._heard = routers
+        others = {
+            router_id: heard
+            for router_id, heard in self._heard.items()
+            if router_id not in addresses and now - heard[1] < _FORGOTTEN_S
+        }
+        self._heard = others | {router_id: (address, now) for router_id, address in addresses.items()}
         if self._client_keys is None:
             return
         if self._receiver is not None:
@@ -158,6 +159,10 @@ class RouterClient:
         if not answers:
             raise RouterLost(f"no router answered within {self._status_timeout_s:g} s")
         return answers, missing
+
+
+def _addresses(statuses: Iterable[RouterStatus]) -> dict[str, LinkAddress]:
+    return dict(status.told_by for status in statuses if status.told_by is not None)
 
 
 async def _all_of(response: AsyncIterable[TokenChunk]) -> AsyncGenerator[TokenChunk, None]:

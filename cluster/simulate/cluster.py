@@ -17,12 +17,13 @@ from cluster.simulate.cluster_scaling import ClusterScaling
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
 from cluster.simulate.exact_group import ExactGroup
+from cluster.simulate.failures import Failures
 from cluster.simulate.faults import Fault
 from cluster.simulate.fluid_cache import FluidCache
 from cluster.simulate.fluid_group import FluidGroup
 from cluster.simulate.forward_time import ForwardTimes
 from cluster.simulate.gateway import Gateway
-from cluster.simulate.news import Hear, SimulatedPublisher, announcer_of
+from cluster.simulate.news import Audience, SimulatedPublisher, announcer_of
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.rounds import Group
 from cluster.simulate.router_choice import Readiness, RouterChoice
@@ -30,7 +31,8 @@ from cluster.simulate.scripts import Script, Scripts
 from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.shared_log import RouterCache, SharedLog
 from cluster.simulate.target import ScriptedTarget
-from cluster.tenants.limiter import TenantLimiter
+from cluster.simulate.tenant_leases import GatewayLimiters, StoredLimits
+from cluster.tenants.registry import TenantLimits
 
 _KV_TOKENS = 2**17  # of a group whose configuration leaves it open
 
@@ -66,13 +68,15 @@ class SimulatedCluster:
         self._has_cache = config.cache.url != NO_CACHE
         self._inspect = inspect
         self._num_started = self._num_cores = 0
-        self._hearers: list[Hear] = []
+        self._audience = Audience(config.gateway.replicas)
         self._heard: HeardRouters | None = HeardRouters() if options.news == "shared" else None
         for _ in range(config.draft.workers if config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):
             self._start_group()
+        self._stored_limits = StoredLimits() if self._has_leases else None
         self.gateways = [self._gateway(number) for number in range(config.gateway.replicas)]
+        self._failures = Failures(events, self.groups, self.gateways, self.draft_pool, self.log, options.zones)
         self._scaling = ClusterScaling(
             events,
             config,
@@ -87,19 +91,34 @@ class SimulatedCluster:
 
     # Gateways
 
+    @property
+    def _has_leases(self) -> bool:
+        """As in production, a gateway that is alone needs none, and there are none without a store."""
+        has_limits = self._options.tenant_limits != TenantLimits()
+        return has_limits and self._config.gateway.replicas > 1 and self._config.cache.url != NO_CACHE
+
     def _gateway(self, number: int) -> Gateway:
-        limiters: dict[int, TenantLimiter] = {}
-        limits, replicas = self._options.tenant_limits, self._config.gateway.replicas
-
-        def limiter_of(tenant: int) -> TenantLimiter:
-            if tenant not in limiters:
-                limiters[tenant] = TenantLimiter(limits, replicas, clock=lambda: self.events.now)
-            return limiters[tenant]
-
-        choice = RouterChoice(self.readiness, self._options.seed * 1000 + number, self._heard)
-        if self._heard is None or not self._hearers:
-            self._hearers.append(choice.hear)
-        return Gateway(self.events, self._options.costs, choice, limiter_of)
+        options, seed = self._options, self._options.seed * 1000 + number
+        gateway = Gateway(
+            self.events,
+            options.costs,
+            lambda: RouterChoice(self.readiness, seed, self._heard),
+            lambda gateway: GatewayLimiters(
+                self.events,
+                options.tenant_limits,
+                self._config.gateway.replicas,
+                self._stored_limits,
+                store_s=options.costs.store_s,
+                reaches_store=lambda: self.log.is_there and not gateway.store.is_cut,
+                seed=seed,
+            ),
+            self._audience.joined,
+        )
+        if self._heard is None:
+            self._audience.hearers.append(gateway.hear)
+        elif not self._audience.hearers:  # it hears for all
+            self._audience.hearers.append(lambda router, news, now: gateway.choice.hear(news, now))
+        return gateway
 
     # Groups
 
@@ -130,8 +149,7 @@ class SimulatedCluster:
         self.readiness.ready[group.name] = group
 
     def _announcer(self, name: str) -> Announcer:
-        hop_s, num_gateways = self._options.costs.hop_s, self._config.gateway.replicas
-        return announcer_of(name, SimulatedPublisher(self.events, hop_s, num_gateways, self._hearers))
+        return announcer_of(name, SimulatedPublisher(name, self.events, self._options.costs.hop_s, self._audience))
 
     def _exact_group(self, name: str, zone: int) -> ExactGroup:
         target, options = self._config.target, self._options
@@ -207,32 +225,5 @@ class SimulatedCluster:
         self.mean_draft_workers += share * (len(self.draft_pool.workers) - self.mean_draft_workers)
         self.mean_groups += share * (len(self.groups) - self.mean_groups)
 
-    # Faults
-
     def plan(self, fault: Fault) -> None:
-        self.events.at(fault.at, self._break, fault)
-
-    def _break(self, fault: Fault) -> None:
-        groups = list(self.groups.values())
-        hit = [groups[fault.number % len(groups)]]
-        mend: list[Callable[[], object]] = []
-        if fault.kind == "zone":
-            hit = [group for group in groups if group.zone == fault.number % self._options.zones]
-        if fault.kind == "store":
-            self.log.lose()
-            mend.append(self.log.bring)
-        elif fault.kind == "draft_worker":
-            workers = list(self.draft_pool.workers)
-            if workers:
-                self.draft_pool.stop(workers[fault.number % len(workers)])
-                mend.append(self.draft_pool.start)
-        else:
-            for group in hit:
-                if fault.kind != "router":
-                    group.lose_target()
-                    mend.append(group.bring_target)
-                if fault.kind != "target":
-                    group.lose_router()
-                    mend.append(group.bring_router)
-        for action in mend:
-            self.events.after(fault.seconds, action)
+        self._failures.plan(fault)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from actors.errors import Overloaded, RouterLost
-from actors.messages import DraftResult, GenerationRequest, VerifyResult
+from actors.messages import DraftResult, GenerationRequest, VerifyBatch, VerifyResult
 from actors.workers.demand import DraftDemand, TargetDemand
 from cluster.router.core import RouterCore
 from cluster.router.round import RequestFailed, Round, RouterEvent
 from cluster.routing.announcer import Announcer
 from cluster.routing.prefix_blocks import prefix_blocks
+from cluster.simulate.bandwidth import Bandwidth
+from cluster.simulate.connection import NOTICED_S, Connection
 from cluster.simulate.draft_workers import DraftPool
-from cluster.simulate.events import Events
+from cluster.simulate.events import Action, Events
 from cluster.simulate.news import ANNOUNCE_PERIOD_S
 from cluster.simulate.options import CostOptions
 from cluster.simulate.rounds import Deliver, Group, RoundCounts
@@ -71,6 +74,8 @@ class ExactGroup:
         self._round_draft_s = 0.0  # of draft workers, without prompts
         self._is_awake = False  # an event of this router is planned that goes on with its rounds
         self._turn = 0  # events planned in another turn are void
+        self._target_link, self._draft_link = Connection(events), Connection(events)
+        self._outward, self._inward = (Bandwidth(events, costs.link_bytes_per_s) for _ in range(2))
         self._late_s = 0.0  # time that requests have taken from the rounds
         self.core, self._cache = make_core()
         events.every(ANNOUNCE_PERIOD_S, self._announce)
@@ -82,7 +87,12 @@ class ExactGroup:
 
     @property
     def is_ready(self) -> bool:
-        return self._is_there and self._has_target and not self._is_draining
+        return self._is_there and self._reaches_target and not self._is_draining
+
+    @property
+    def _reaches_target(self) -> bool:
+        """As far as the router has noticed."""
+        return self._has_target and not self._target_link.is_broken
 
     @property
     def num_open(self) -> int:
@@ -109,7 +119,7 @@ class ExactGroup:
             self._wake()
 
     def target_demand(self) -> TargetDemand | None:
-        return self.core.target_demand(self._events.now) if self._is_there and self._has_target else None
+        return self.core.target_demand(self._events.now) if self._is_there and self._reaches_target else None
 
     def draft_demand(self) -> DraftDemand:
         return next(iter(self.core.draft_scaling.values())).demand(self._events.now)
@@ -160,6 +170,22 @@ class ExactGroup:
             self.set_draft_workers()
             self._on_change(self)
 
+    def cut(self, link: Literal["target_link", "draft_link", "store_link"], seconds: float) -> None:
+        """The router cannot reach its target, the draft workers or the store, but others can."""
+        if link == "store_link":
+            if self._cache is not None:
+                self._cache.cut(seconds)
+        elif link == "draft_link":
+            self._draft_link.cut(seconds)
+        else:
+            self._target_link.cut(seconds)
+            for delay_s in (NOTICED_S, seconds):
+                self._events.after(delay_s, self._target_link_changed)
+
+    def _target_link_changed(self) -> None:
+        self._wake()
+        self._on_change(self)
+
     def drain(self) -> None:
         self._is_draining = True
         self._on_change(self)
@@ -187,7 +213,7 @@ class ExactGroup:
         if turn != self._turn:
             return
         self._is_awake = False
-        if not self._has_target:
+        if not self._reaches_target:
             self._deliver(self.core.end_overdue(self._events.now))
             if self._streams:
                 self._sleep(_IDLE_POLL_S)
@@ -200,32 +226,41 @@ class ExactGroup:
                 self._sleep(_IDLE_POLL_S)
             return
         self._is_awake, self._round = True, round
-        asked_at = began + self._costs.link_s / 2
-        answers = {
-            worker_id: self._pool.draft(self.name, worker_id, batch, asked_at)
-            for worker_id, batch in round.asked.batches.items()
-        }
+        deadline = began + self._draft_deadline_s
+        answers = self._ask_workers(round, began, deadline)
         self._note_drafting(round, answers)
         self.core.draft_locally(round)
         ready_at = began + self._own_seconds(round)
-        deadline = began + self._draft_deadline_s
         results: dict[str, DraftResult | None] = {}
         for worker_id in round.asked.awaited:
-            answer = answers[worker_id]
-            comes_at = deadline if answer is None else answer[0] + self._costs.link_s / 2
-            results[worker_id] = answer[1] if answer is not None and comes_at <= deadline else None
             # A worker that is gone has no link: it is not waited for.
-            ready_at = max(ready_at, began if answer is None else min(comes_at, deadline))
+            comes_at, result = answers.get(worker_id, (began, None))
+            results[worker_id] = result if comes_at <= deadline else None
+            ready_at = max(ready_at, min(comes_at, deadline))
         self._events.at(ready_at, self._verify, self._turn, round, results, began)
 
-    def _note_drafting(self, round: Round, answers: Mapping[str, tuple[float, DraftResult] | None]) -> None:
+    def _note_drafting(self, round: Round, answers: Mapping[str, tuple[float, DraftResult | None]]) -> None:
         self._round_draft_s = 0.0
-        for worker_id, answer in answers.items():
-            if answer is not None:
-                result = answer[1]
+        for worker_id, (_, result) in answers.items():
+            if result is not None:
                 prompt_s = self._pool.prompt_seconds(round.asked.batches[worker_id], result)
                 self._round_draft_s += result.elapsed_s - prompt_s
                 self.draft_prompt_s += prompt_s
+
+    def _ask_workers(self, round: Round, began: float, deadline: float) -> dict[str, tuple[float, DraftResult | None]]:
+        """By worker, those with a link: when its answer comes, and the answer, None if there is none."""
+        batches = round.asked.batches
+        if self._draft_link.is_cut:
+            return {} if self._draft_link.is_broken else dict.fromkeys(batches, (deadline, None))
+        half_s = self._costs.link_s / 2
+        answers: dict[str, tuple[float, DraftResult | None]] = {}
+        for worker_id, batch in batches.items():
+            arrives = self._outward.message_passed_at(batch, began) + half_s
+            answer = self._pool.draft(self.name, worker_id, batch, arrives)
+            if answer is not None:
+                answered_at, result = answer
+                answers[worker_id] = self._inward.message_passed_at(result, answered_at + half_s), result
+        return answers
 
     def _own_seconds(self, round: Round) -> float:
         late_s, self._late_s = self._late_s, 0.0
@@ -234,10 +269,39 @@ class ExactGroup:
     def _verify(self, turn: int, round: Round, results: dict[str, DraftResult | None], began: float) -> None:
         if turn != self._turn:
             return
+        if self._draft_link.is_cut:  # their answers are lost
+            results = dict.fromkeys(results)
         batch = self.core.assemble(round, results)
         round.assembled_at = self._events.now
+        sent_s = self._outward.message_passed_at(batch, self._events.now) - self._events.now
+        if sent_s:
+            self._events.after(sent_s, self._pass, self._compute, turn, round, batch, began)
+        else:
+            self._pass(self._compute, turn, round, batch, began)
+
+    def _compute(self, turn: int, round: Round, batch: VerifyBatch, began: float) -> None:
+        """The batch is at the target, which may have changed meanwhile."""
+        if turn != self._turn:
+            return
         result = self._target.verify(batch)
-        self._events.after(self._costs.link_s + result.elapsed_s, self._commit, self._turn, round, result, began)
+        answered_at = self._events.now + (self._costs.link_s + result.elapsed_s)
+        comes_at = self._inward.message_passed_at(result, answered_at)
+        self._events.at(comes_at, self._pass, self._commit, turn, round, result, began)
+
+    def _pass(self, action: Action, turn: int, *args: object) -> None:
+        """Between router and target, either way. Where the link breaks, the round is given up."""
+        passes_at = self._target_link.passes_at
+        if passes_at is None:
+            self._events.after(NOTICED_S, self._give_up, turn)
+        elif passes_at > self._events.now:
+            self._events.at(passes_at, action, turn, *args)
+        else:
+            action(turn, *args)
+
+    def _give_up(self, turn: int) -> None:
+        if turn == self._turn:
+            self._void_round()
+            self._sleep(_IDLE_POLL_S)
 
     def _commit(self, turn: int, round: Round, result: VerifyResult, began: float) -> None:
         if turn != self._turn:

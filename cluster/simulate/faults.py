@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-FaultKind = Literal["target", "router", "group", "zone", "store", "draft_worker"]
-_KINDS: tuple[FaultKind, ...] = ("target", "router", "group", "zone", "store", "draft_worker")
+FaultKind = Literal[
+    "target", "router", "group", "zone", "store", "draft_worker", "gateway",
+    "gateway_link", "target_link", "draft_link", "store_link",
+]  # fmt: skip
+_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From `at` on, for so many seconds. group: a target group with its router; number: which one, of those that there
-    are then, or which zone."""
+    """From `at` on, for so many seconds. number: which one, of those that there are then, or which zone.
+
+    group: a target group with its router. Links, which are cut for two of their ends while others reach each other:
+    gateway_link: of a gateway and a router; target_link: of a router and its target; draft_link: of a router and all
+    draft workers; store_link: of a router and the store, and of a gateway and the store."""
 
     at: float
     kind: FaultKind

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import floor
 
 from actors.messages import GenerationRequest
-from cache_service.formats.documents import Piece
 from cache_service.log.publisher import PublisherSettings
 from cluster.simulate.followed import Followed
 from cluster.simulate.shared_log import SharedLog
@@ -31,13 +30,10 @@ class FluidCache:
     def __init__(self, log: SharedLog, most_namespaces: int) -> None:
         self._log = log
         self._followed = Followed(
-            most_namespaces, lambda namespace: log.follow(namespace, self), lambda namespace: log.leave(namespace, self)
+            most_namespaces, lambda namespace: log.follow(namespace, None), lambda namespace: log.leave(namespace, None)
         )
         self._decoding: dict[str, _Decoding] = {}
         self._queued: dict[str, int] = {}  # tokens that wait for the store
-
-    def receive(self, namespace: str, pieces: list[Piece]) -> None:
-        """Nothing is drafted from them here."""
 
     def use(self, request: GenerationRequest) -> None:
         """Follow what a request reads."""
@@ -70,7 +66,7 @@ class FluidCache:
             num_entries = (rounds_s - known.since_s) / (_FLUSH_S + round_s / 2)
             num_entries = 1.0 + (num_entries if known.has_company else floor(num_entries))
         if self._log.is_there:
-            self._log.meter.write(request.namespace, num_tokens, num_entries)
+            self._write(request.namespace, num_tokens, num_entries)
         else:
             if not self._queued:
                 self._log.events.after(_RETRY_S, self._write_queued)
@@ -87,5 +83,9 @@ class FluidCache:
             self._log.events.after(_RETRY_S, self._write_queued)
             return
         for namespace, num_tokens in self._queued.items():
-            self._log.meter.write(namespace, num_tokens)
+            self._write(namespace, num_tokens, 1.0)
         self._queued.clear()
+
+    def _write(self, namespace: str, num_tokens: int, num_entries: float) -> None:
+        num_bytes = self._log.meter.write(namespace, num_tokens, num_entries)
+        self._log.meter.read_on(namespace, num_bytes, num_entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 from cluster.routing.announcer import Announcer
@@ -13,29 +13,44 @@ from cluster.simulate.events import Events
 
 ANNOUNCE_PERIOD_S = 0.25  # as of `cluster.router.deployment`
 
-Hear = Callable[[bytes, float], object]  # of a gateway: news, and the time
+Hear = Callable[[str, bytes, float], object]  # of a gateway: a router's name, its news, and the time
+
+
+class Audience:
+    """The gateways that listen to routers."""
+
+    def __init__(self, num_gateways: int) -> None:
+        """num_gateways: as many as routers say there are."""
+        self.num_gateways = num_gateways
+        self.hearers: list[Hear] = []
+        self.num_joined = 1  # times that some have begun to listen, the start included
+
+    def joined(self) -> None:
+        """One that was gone listens again."""
+        self.num_joined += 1
 
 
 class SimulatedPublisher:
-    """As much of `Publisher` as an announcer uses; all gateways listen from the start."""
+    """As much of `Publisher` as an announcer uses."""
 
-    def __init__(self, events: Events, hop_s: float, num_gateways: int, hearers: Sequence[Hear]) -> None:
-        self.subscribers = Counter({NEWS: num_gateways})
+    def __init__(self, name: str, events: Events, hop_s: float, audience: Audience) -> None:
+        self.subscribers = Counter({NEWS: audience.num_gateways})
+        self._name = name
         self._events = events
         self._hop_s = hop_s
-        self._hearers = hearers
-        self._is_new = True
+        self._audience = audience
+        self._num_met = 0
 
     def meet(self) -> set[bytes]:
-        is_new, self._is_new = self._is_new, False
-        return {NEWS} if is_new else set()
+        num_met, self._num_met = self._num_met, self._audience.num_joined
+        return {NEWS} if self._num_met > num_met else set()
 
     def send(self, topic: bytes, data: bytes) -> None:
         self._events.after(self._hop_s, self._arrive, data)
 
     def _arrive(self, data: bytes) -> None:
-        for hear in self._hearers:
-            hear(data, self._events.now)
+        for hear in self._audience.hearers:
+            hear(self._name, data, self._events.now)
 
 
 def announcer_of(name: str, publisher: SimulatedPublisher) -> Announcer:

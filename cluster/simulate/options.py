@@ -12,6 +12,7 @@ from cluster.tenants.registry import Policy, TenantLimits
 
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 _Tokens = Annotated[int, Field(ge=1, le=2**20)]
+_BytesPerS = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -34,6 +35,12 @@ class CostOptions(Options):
     """A message from a router to a worker and back."""
     store_s: _Seconds = 0.001
     """A message to the store of the shared cache and back."""
+    store_bytes_per_s: _BytesPerS | None = None
+    """What the store writes and reads in all. null: no limit."""
+    store_link_bytes_per_s: _BytesPerS | None = None
+    """What one router writes and reads there. null: no limit."""
+    link_bytes_per_s: _BytesPerS | None = None
+    """What a router sends to its target and draft workers, and as much again that it receives. null: no limit."""
     readiness_s: _Seconds = 0.75
     """Until gateways know that a router has become ready or no longer is."""
 
@@ -132,7 +139,7 @@ class SimulationOptions(Options):
     draft: DraftOptions = DraftOptions()
     traffic: TrafficOptions = TrafficOptions()
     policy: Policy = "isolated"
-    """How tenants share caches."""
+    """How tenants share caches. group: by a salt of requests, which simulated ones have none of."""
     tenant_limits: TenantLimits = TenantLimits()
     """Limits of each tenant."""
     objectives: ObjectivesConfig = ObjectivesConfig(

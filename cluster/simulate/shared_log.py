@@ -7,7 +7,6 @@ network in production; here they are events with the same periods. Counts of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -18,14 +17,12 @@ from cache_service.formats.earnings import Earnings
 from cache_service.log.compactor import CompactorSettings
 from cache_service.log.follower import FollowerSettings
 from cache_service.log.publisher import PublisherSettings
-from cluster.simulate.events import Events
+from cluster.simulate.bandwidth import Bandwidth
+from cluster.simulate.connection import Connection
+from cluster.simulate.events import Action, Events
 from cluster.simulate.followed import Followed
 from cluster.simulate.options import CostOptions
 from cluster.simulate.store_traffic import StoreMeter
-
-
-class Follower(Protocol):
-    def receive(self, namespace: str, pieces: list[Piece]) -> None: ...
 
 
 class SharedLog:
@@ -35,49 +32,102 @@ class SharedLog:
         self.events = events
         self.meter = StoreMeter()
         self.is_there = True
+        self.bandwidth = Bandwidth(events, costs.store_bytes_per_s)
         self._delay_s = costs.store_s
+        self._link_bytes_per_s = costs.store_link_bytes_per_s
         self._entries: dict[str, list[Piece]] = {}
-        self._followers: dict[str, list[Follower]] = {}
-        self._late: list[tuple[str, Follower]] = []  # that have yet to read what there is
+        self._followers: dict[str, list[RouterCache]] = {}
+        self._late: list[tuple[str, RouterCache | None]] = []  # that have yet to read what there is
+        self._unread: list[tuple[RouterCache, str, list[Piece], float]] = []  # as written; when
         events.every(CompactorSettings().fold_every_s, self._fold)
 
-    def write(self, namespace: str, pieces: list[Piece]) -> None:
-        self._entries.setdefault(namespace, []).extend(pieces)
-        self.meter.write(namespace, sum(len(piece.token_ids) for piece in pieces))
-        for follower in self._followers.get(namespace, ()):
-            self.events.after(self._delay_s + FollowerSettings().poll_s / 2, follower.receive, namespace, pieces)
+    def write(self, writer: RouterCache, namespace: str, pieces: list[Piece]) -> None:
+        num_bytes = self.meter.write(namespace, sum(len(piece.token_ids) for piece in pieces))
+        self._through(num_bytes, writer, self._written, namespace, pieces, num_bytes)
 
-    def follow(self, namespace: str, follower: Follower) -> None:
-        self._followers.setdefault(namespace, []).append(follower)
+    def _written(self, namespace: str, pieces: list[Piece], num_bytes: float) -> None:
+        self._entries.setdefault(namespace, []).extend(pieces)
+        self.meter.read_on(namespace, num_bytes)
+        delay_s = self._delay_s + FollowerSettings().poll_s / 2
+        for follower in self._followers.get(namespace, ()):
+            self._read_after(delay_s, num_bytes, follower, namespace, pieces)
+
+    def follow(self, namespace: str, follower: RouterCache | None) -> None:
+        """follower: None: its reads are counted, nothing else."""
         self.meter.follow(namespace)
+        if follower is not None:
+            self._followers.setdefault(namespace, []).append(follower)
         if self.is_there:
-            self._read(namespace, follower)
+            self._begin(namespace, follower)
         else:
             self._late.append((namespace, follower))
 
-    def leave(self, namespace: str, follower: Follower) -> None:
-        self._followers[namespace].remove(follower)
-        self.meter.leave(namespace)
+    def _begin(self, namespace: str, follower: RouterCache | None) -> None:
+        num_bytes = self.meter.read(namespace)
+        if follower is not None and (entries := self._entries.get(namespace)):
+            self._read_after(self._delay_s, num_bytes, follower, namespace, list(entries))
+
+    def _through(self, num_bytes: float, router: RouterCache, action: Action, *args: object) -> None:
+        """Do it when the store and the router's link to it have let so many bytes through."""
+        now = self.events.now
+        passed_at = max(limit.passed_at(num_bytes, now) for limit in (self.bandwidth, router.bandwidth))
+        if passed_at > now:
+            self.events.at(passed_at, action, *args)
+        else:
+            action(*args)
+
+    def _read_after(
+        self, delay_s: float, num_bytes: float, follower: RouterCache, namespace: str, pieces: list[Piece]
+    ) -> None:
+        read = self._read, follower, namespace, pieces, self.events.now
+        self.events.after(delay_s, self._through, num_bytes, follower, *read)
+
+    def _read(self, follower: RouterCache, namespace: str, pieces: list[Piece], written_at: float) -> None:
+        """A follower that cannot reach the store reads on when it can."""
+        self._unread.append((follower, namespace, pieces, written_at))
+        self.read_on()
+
+    def read_on(self) -> None:
+        unread, self._unread = self._unread, []
+        for one in unread:
+            follower, namespace, pieces, written_at = one
+            if self.reaches(follower):
+                self.meter.traffic.reads += 1
+                self.meter.traffic.read_delay_s += self.events.now - written_at
+                follower.receive(namespace, pieces)
+            else:
+                self._unread.append(one)
+
+    def link_bandwidth(self) -> Bandwidth:
+        """Of one router."""
+        return Bandwidth(self.events, self._link_bytes_per_s)
+
+    def reaches(self, follower: RouterCache) -> bool:
+        return self.is_there and not follower.connection.is_cut
 
     def lose(self) -> None:
-        """The store is away: nothing is written, read or folded. What it holds stays."""
         self.is_there = False
 
     def bring(self) -> None:
         self.is_there = True
+        self.read_on()
         late, self._late = self._late, []
         for namespace, follower in late:
-            if follower in self._followers[namespace]:
-                self._read(namespace, follower)
+            if follower is None or follower in self._followers[namespace]:
+                self._begin(namespace, follower)
 
-    def _read(self, namespace: str, follower: Follower) -> None:
-        self.meter.read(namespace)
-        if entries := self._entries.get(namespace):
-            self.events.after(self._delay_s, follower.receive, namespace, list(entries))
+    def leave(self, namespace: str, follower: RouterCache | None) -> None:
+        self.meter.leave(namespace)
+        if follower is not None:
+            self._followers[namespace].remove(follower)
+            self._unread = [one for one in self._unread if one[:2] != (follower, namespace)]
 
     def _fold(self) -> None:
-        if self.is_there:
-            self.meter.fold()
+        for namespace, num_bytes in self.meter.fold().items() if self.is_there else ():
+            # What nobody waits for takes its part of the bandwidth, too, but for the link of the router that folds.
+            self.bandwidth.passed_at(num_bytes, self.events.now)
+            for follower in self._followers.get(namespace, ()):
+                self._through(num_bytes, follower, lambda: None)
 
 
 class RouterCache:
@@ -85,6 +135,8 @@ class RouterCache:
 
     def __init__(self, log: SharedLog, vocab_size: int, most_namespaces: int) -> None:
         self.num_queued = 0  # tokens that wait to be written
+        self.connection = Connection(log.events)  # to the store
+        self.bandwidth = log.link_bandwidth()
         self._log = log
         self._vocab_size = vocab_size
         self._tails: dict[str, LiveTail] = {}
@@ -123,6 +175,11 @@ class RouterCache:
         del self._tails[namespace], self._serials[namespace]
         self._log.leave(namespace, self)
 
+    def cut(self, seconds: float) -> None:
+        """It cannot reach the store, but others can."""
+        self.connection.cut(seconds)
+        self._log.events.after(seconds, self._log.read_on)
+
     def receive(self, namespace: str, pieces: list[Piece]) -> None:
         tail = self._tails.get(namespace)
         if tail is not None:
@@ -137,9 +194,9 @@ class RouterCache:
 
     def _flush(self) -> None:
         self._is_flushing = False
-        if self._log.is_there:
+        if self._log.reaches(self):
             for namespace, pieces in self._queued.items():
-                self._log.write(namespace, pieces)
+                self._log.write(self, namespace, pieces)
         elif self.num_queued <= PublisherSettings().max_queued_tokens:
             self._is_flushing = True
             self._log.events.after(1.0, self._flush)

@@ -13,7 +13,7 @@ from cluster.simulate.events import Events
 from cluster.simulate.exact_group import ExactGroup
 from cluster.simulate.faults import Fault
 from cluster.simulate.forward_time import ForwardTimes, MeasuredTimes
-from cluster.simulate.gateway import ClientCall, SimulatedTenant
+from cluster.simulate.gateway import ClientCall, Gateway, SimulatedTenant
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.records import Record, figures_of
 from cluster.simulate.rounds import RoundCounts
@@ -21,12 +21,17 @@ from cluster.simulate.scripts import Scripts
 from cluster.simulate.service_rates import Drafting, ServiceRates
 from cluster.simulate.texts import LengthsOnly, PhraseTexts, Texts
 from cluster.simulate.traffic import Traffic, TrafficSource, Turn
+from cluster.tenants.registry import Policy
 from cluster.tenants.scope import Sharing, scope_of
 
 _SERVER_KEY = b"simulated"
 _RATE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DRAFTING_S = 40.0  # after the warm-up
 _MOST_RATE_WORKERS = 16  # beyond, sequences have a draft worker each anyway
+
+
+def sharing_of_tenant(tenant: int, policy: Policy, group: str | None = None) -> Sharing:
+    return Sharing(f"tenant-{tenant}", policy, group, _SERVER_KEY)
 
 
 @dataclass(slots=True)
@@ -57,8 +62,10 @@ class Simulation:
         inspect: Inspect = lambda item, script: None,
         on_end: Callable[[ClientCall], object] = lambda call: None,
         make_traffic: Callable[[Events, Callable[[Turn], object]], TrafficSource] | None = None,
+        sharing_of: Callable[[int], Sharing] | None = None,
     ) -> None:
-        """make_traffic: None: by the options. rates: for level aggregate; None: exact runs measure them first."""
+        """make_traffic, sharing_of (by tenant): None: by the options. rates: for level aggregate; None: exact runs
+        measure them first."""
         self.events = Events()
         self.scripts = Scripts()
         self.calls: set[ClientCall] = set()
@@ -84,6 +91,7 @@ class Simulation:
         )
         for fault in faults:
             self.cluster.plan(fault)
+        self._sharing_of = sharing_of or (lambda tenant: sharing_of_tenant(tenant, options.policy))
         self._tenants: dict[int, SimulatedTenant] = {}
         self._num_sent = 0
         self.traffic = (make_traffic or self._traffic_over(texts))(self.events, self._send)
@@ -105,20 +113,25 @@ class Simulation:
         return self._report(before, time.perf_counter() - began)
 
     def _send(self, turn: Turn) -> None:
-        gateways = self.cluster.gateways
         call = ClientCall(
             turn,
             self._tenant(turn.conversation.tenant),
-            gateways[self._num_sent % len(gateways)],
+            self._next_gateway,
             self.scripts,
             timeout_s=self._config.gateway.request_timeout_s,
             retries=self._options.traffic.retries,
             on_end=self._ended,
         )
-        self._num_sent += 1
         self.calls.add(call)
         self.records.append(call.record)
         call.begin()
+
+    def _next_gateway(self) -> Gateway:
+        """By turns, of those that are there; any where none is."""
+        gateways, first = self.cluster.gateways, self._num_sent
+        self._num_sent += 1
+        turns = [gateways[(first + number) % len(gateways)] for number in range(len(gateways))]
+        return next((gateway for gateway in turns if gateway.is_there), turns[0])
 
     def _ended(self, call: ClientCall) -> None:
         self.calls.remove(call)
@@ -128,7 +141,7 @@ class Simulation:
     def _tenant(self, number: int) -> SimulatedTenant:
         known = self._tenants.get(number)
         if known is None:
-            sharing = Sharing(f"tenant-{number}", self._options.policy, None, _SERVER_KEY)
+            sharing = self._sharing_of(number)
             known = self._tenants[number] = SimulatedTenant(
                 sharing.tenant_id, scope_of(sharing), self._options.tenant_limits.weight or 1.0
             )
@@ -142,12 +155,13 @@ class Simulation:
             "store_written_bytes_per_s": traffic.written,
             "store_read_bytes_per_s": traffic.read,
             "store_messages_per_s": traffic.messages,
-            "probes_per_s": sum(gateway.choice.num_probes for gateway in cluster.gateways),
+            "store_busy_share": cluster.log.bandwidth.busy_s,
+            "probes_per_s": sum(gateway.num_probes + gateway.choice.num_probes for gateway in cluster.gateways),
         }
 
     def _report(self, before: Mapping[str, float], wall_s: float) -> Report:
         """before: totals when the warm-up ended."""
-        options, cluster = self._options, self.cluster
+        options, cluster, traffic = self._options, self.cluster, self.cluster.log.meter.traffic
         counted = [record for record in self.records if record.arrived >= options.warm_up_s]
         seconds = options.seconds - options.warm_up_s
         figures = figures_of(counted, seconds, options.objectives)
@@ -156,6 +170,7 @@ class Simulation:
             "groups": cluster.mean_groups,
             "draft_workers": cluster.mean_draft_workers,
             "busiest_gateway_share": max(gateway.server.busy_s for gateway in cluster.gateways) / options.seconds,
+            "store_read_delay_ms": 1e3 * traffic.read_delay_s / max(1, traffic.reads),
             "events": self.events.num_done,
             "wall_s": wall_s,
         }

@@ -19,6 +19,8 @@ class StoreTraffic:
     read: float = 0.0
     rewritten: float = 0.0  # by folds, beside what is new
     messages: float = 0.0
+    reads: int = 0  # that followers of exact groups have had of what was written
+    read_delay_s: float = 0.0  # of all these, since it was written
     dropped_tokens: int = 0  # while the store was away, beyond what publishers keep
 
 
@@ -43,15 +45,22 @@ class StoreMeter:
         """Of all namespaces, each token once."""
         return sum(known.num_tokens for known in self._namespaces.values())
 
-    def write(self, namespace: str, num_tokens: int, num_entries: float = 1.0) -> None:
+    def write(self, namespace: str, num_tokens: int, num_entries: float = 1.0) -> float:
+        """Returns the bytes."""
         known = self._of(namespace)
         known.num_tokens += num_tokens
         known.num_unfolded += num_tokens
         self._unfolded[namespace] = known
         num_bytes = _ENTRY_BYTES * num_entries + _TOKEN_BYTES * num_tokens
-        self.traffic.messages += num_entries * (1 + known.num_followers)
+        self.traffic.messages += num_entries
         self.traffic.written += num_bytes
-        self.traffic.read += num_bytes * known.num_followers
+        return num_bytes
+
+    def read_on(self, namespace: str, num_bytes: float, num_entries: float = 1.0) -> None:
+        """All followers read what was written."""
+        num_followers = self._of(namespace).num_followers
+        self.traffic.messages += num_entries * num_followers
+        self.traffic.read += num_bytes * num_followers
 
     def follow(self, namespace: str) -> None:
         """There is one follower more."""
@@ -61,24 +70,32 @@ class StoreMeter:
         """There is one follower less."""
         self._namespaces[namespace].num_followers -= 1
 
-    def read(self, namespace: str) -> None:
-        """A new follower reads what there is."""
+    def read(self, namespace: str) -> float:
+        """A new follower reads what there is. Returns the bytes."""
+        num_bytes = _TOKEN_BYTES * self._of(namespace).num_tokens
         self.traffic.messages += 1
-        self.traffic.read += _TOKEN_BYTES * self._of(namespace).num_tokens
+        self.traffic.read += num_bytes
+        return num_bytes
 
-    def fold(self) -> None:
-        """Write to segments what has come since the last fold."""
-        most = CompactorSettings().limits.segment_tokens
-        for known in self._unfolded.values():
-            absorbed = num_absorbed(known.segments, known.num_unfolded, most)
-            rewritten = sum(known.segments[len(known.segments) - absorbed :])
-            known.segments[len(known.segments) - absorbed :] = [rewritten + known.num_unfolded]
-            self.traffic.written += _TOKEN_BYTES * known.segments[-1]
-            self.traffic.rewritten += _TOKEN_BYTES * rewritten
-            self.traffic.read += _TOKEN_BYTES * known.segments[-1] * known.num_followers
-            self.traffic.messages += 2 + known.num_followers
-            known.num_unfolded = 0
+    def fold(self) -> dict[str, float]:
+        """Write to segments what has come since the last fold. Returns the bytes by namespace."""
+        folded = {name: _TOKEN_BYTES * self._fold(known) for name, known in self._unfolded.items()}
         self._unfolded.clear()
+        return folded
+
+    def _fold(self, known: _Namespace) -> int:
+        """Returns the tokens that are written."""
+        most = CompactorSettings().limits.segment_tokens
+        absorbed = num_absorbed(known.segments, known.num_unfolded, most)
+        rewritten = sum(known.segments[len(known.segments) - absorbed :])
+        num_tokens = rewritten + known.num_unfolded
+        known.segments[len(known.segments) - absorbed :] = [num_tokens]
+        self.traffic.written += _TOKEN_BYTES * num_tokens
+        self.traffic.rewritten += _TOKEN_BYTES * rewritten
+        self.traffic.read += _TOKEN_BYTES * num_tokens * known.num_followers
+        self.traffic.messages += 2 + known.num_followers
+        known.num_unfolded = 0
+        return num_tokens
 
     def _of(self, namespace: str) -> _Namespace:
         known = self._namespaces.get(namespace)

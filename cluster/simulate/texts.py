@@ -37,10 +37,13 @@ class PhraseTexts:
     Tenants also have separate tokens (`tokens_of`), as far as the vocabulary is large enough.
     """
 
-    def __init__(self, seed: int, vocab_size: int = 32_000, tokens_of_tenant: int = 4_000) -> None:
+    def __init__(self, seed: int, vocab_size: int = 32_000, tokens_of_tenant: int = 4_000, num_common: int = 0) -> None:
+        """num_common: first tokens of each phrase that all tenants' phrases of its rank begin with. What comes next
+        differs, so that a draft shows from whose text it was taken."""
         self.vocab_size = vocab_size
         self._seed = seed
         self._own = tokens_of_tenant
+        self._num_common = num_common
         self._phrases: dict[int, tuple[list[np.ndarray], np.ndarray]] = {}
 
     def tokens_of(self, tenant: int) -> range:
@@ -90,8 +93,22 @@ class PhraseTexts:
             weights = 1.0 / np.arange(1, _NUM_PHRASES + 1)
             shares = np.cumsum(weights / weights.sum())
             shares[-1] = 1.0
-            known = self._phrases[tenant] = np.split(tokens, np.cumsum(lengths)[:-1]), shares
+            phrases = np.split(tokens, np.cumsum(lengths)[:-1])
+            for phrase, beginning in zip(phrases, self._beginnings(), strict=True):
+                num_same = min(len(phrase) - 1, self._num_common)
+                phrase[:num_same] = beginning[:num_same]
+            known = self._phrases[tenant] = phrases, shares
         return known
+
+    @property
+    def common_tokens(self) -> range:
+        return range(self.vocab_size - self._own, self.vocab_size)
+
+    def _beginnings(self) -> np.ndarray:
+        """int32 [phrase, num_common]"""
+        random = np.random.default_rng((self._seed, 3))
+        common = self.common_tokens
+        return random.integers(common.start, common.stop, (_NUM_PHRASES, self._num_common), np.int32)
 
 
 class RecordedTexts:

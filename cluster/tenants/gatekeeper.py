@@ -121,7 +121,10 @@ class Gatekeeper:
         met = self._met.get(stored.id)
         if met is not None and met[0] is stored:
             return met[1]
-        limiter = TenantLimiter(stored.limits, self._num_processes) if met is None else met[1].limiter
+        if met is None:
+            limiter = TenantLimiter(stored.limits, self._num_processes, is_leased=self._renewal is not None)
+        else:
+            limiter = met[1].limiter
         limiter.change(stored.limits)
         tenant = Tenant(stored.id, self._sharing(stored, registry), stored.limits, limiter, stored.service_class)
         self._met[stored.id] = stored, tenant

@@ -24,11 +24,17 @@ class TenantLimiter:
     """
 
     def __init__(
-        self, limits: TenantLimits, num_processes: int = 1, clock: Callable[[], float] = time.monotonic
+        self,
+        limits: TenantLimits,
+        num_processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_leased: bool = False,
     ) -> None:
         """num_processes: processes that enforce these limits; without leases each has an equal share, and at least one
-        request and one place."""
+        request and one place. is_leased: there is a store of leases, even if it does not answer now."""
         self._num_processes = num_processes
+        self._is_leased = is_leased
         self._clock = clock
         self._requests: LeasedBucket | None = None
         self._tokens: LeasedBucket | None = None
@@ -135,11 +141,11 @@ class TenantLimiter:
     def admitted(self, num_prompt_tokens: int, num_sequences: int) -> Iterator[None]:
         """Charge a prompt, and hold a place for each sequence during the block.
 
-        Raises OverLimit, or InvalidRequest for more sequences than there are places, without charging.
+        Raises OverLimit, or InvalidRequest for more sequences than there will ever be places, without charging.
         """
         if (places := self._places) is not None:
             now = self._clock()
-            if num_sequences > (most := places.most_ever):
+            if num_sequences > (most := places.limit if self._is_leased else places.share):
                 raise InvalidRequest("n", num_sequences, f"the tenant may have at most {most} answers under way")
             places.ask(num_sequences, now)
             if self.num_running + num_sequences > places.most(now):

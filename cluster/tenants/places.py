@@ -73,17 +73,12 @@ class LeasedPlaces:
         """Sequences that may run here now."""
         if self.has_lease(now):
             return min(self.limit, self._held)
-        return self._share
+        return self.share
 
     @property
-    def _share(self) -> int:
+    def share(self) -> int:
+        """Sequences that may run here without a lease."""
         return math.ceil(self.limit / self._num_holders)
-
-    @property
-    def most_ever(self) -> int:
-        """Sequences that may run here if no other ones run anywhere. Where there has never been a lease, there is
-        probably no store."""
-        return self._share if self._leased_at == -math.inf else self.limit
 
     def ask(self, count: int, now: float) -> None:
         """Note demand, whether or not it is met."""
@@ -121,6 +116,8 @@ class LeasedPlaces:
     def renew(self, told: PlacesTold) -> None:
         """Take the answer to the last report. The lease counts from the report, so that it ends before Redis gives the
         places to others."""
+        if self._reported_at == -math.inf:
+            return  # it is for the places that these have replaced
         self._asked -= self._in_flight
         self._own = remembered(self._own, self._reported_at - self._own_at) + self._in_flight
         self._others = max(0.0, told.asked - self._own)

@@ -8,12 +8,12 @@ import pytest
 
 from cache_service.errors import StoreUnavailable
 from cache_service.store.connection import Connection
+from cluster.simulate.tenant_leases import StoredBucket
 from cluster.tenants.errors import OverLimit
 from cluster.tenants.lease import Report
 from cluster.tenants.lease_store import LeaseStore
 from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import TenantLimits
-from paceline_testing.leases import StoredBucket
 
 LIMITS = TenantLimits(requests_per_second=50, tokens_per_minute=6000)
 NUM_GATEWAYS = 4

@@ -4,13 +4,16 @@ import asyncio
 import multiprocessing
 import random
 import sys
+import threading
 import time
 
 import pytest
 
+from actors.errors import InvalidRequest
 from cache_service.errors import StoreError, StoreUnavailable
 from cache_service.store.connection import Connection
 from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.simulate.tenant_leases import StoredPlaces
 from cluster.tenants import place_store
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
@@ -22,7 +25,6 @@ from cluster.tenants.place_store import PlaceStore
 from cluster.tenants.places import PlacesReport
 from cluster.tenants.registry import TenantLimits
 from cluster.tenants.renewal import LeaseRenewal
-from paceline_testing.places import StoredPlaces
 
 LIMIT, NUM_GATEWAYS, SECONDS = 7, 4, 4.0
 
@@ -77,8 +79,23 @@ def test_a_report_that_comes_after_a_later_one_changes_nothing(server):
     places.renew({"a": PlacesReport(8, 0, 2, 1.0)})
     places.renew({"a": PlacesReport(8, 2, 6, 1.0)})
     places._num_calls -= 2
-    places.renew({"a": PlacesReport(8, 0, 0, 1.0)})
+    with pytest.raises(StoreError):  # its answer is for nobody
+        places.renew({"a": PlacesReport(8, 0, 0, 1.0)})
     assert other.renew({"a": PlacesReport(8, 0, 8, 1.0)})["a"].held == 2
+
+
+def test_a_report_that_is_repeated_gets_the_same_places(server):
+    """Others have given back theirs meanwhile."""
+    connection = Connection(server.settings)
+    places, other = PlaceStore(connection), PlaceStore(connection)
+    other.renew({"a": PlacesReport(8, 0, 6, 1.0)})
+    report = PlacesReport(8, 0, 4, 1.0)
+    assert places.renew({"a": report})["a"].held == 2
+    other.renew({"a": PlacesReport(8, 0, 0, 1.0)})
+    places._num_calls -= 1
+    repeated = places.renew({"a": report})["a"]
+    assert (repeated.held, repeated.left) == (2, 6)
+    assert other.renew({"a": PlacesReport(8, 0, 8, 1.0)})["a"].held == 6
 
 
 @pytest.fixture
@@ -129,6 +146,38 @@ async def test_one_gateway_of_ten_serves_all_answers_of_a_tenant_and_its_share_i
         await asyncio.sleep(0.05)
     for task in tasks:
         task.cancel()
+
+
+async def test_a_first_call_for_more_answers_than_a_share_is_not_invalid_while_the_server_is_slow(server, tmp_path):
+    key = TenantAdministration(tmp_path / "t.json").add("a", {"max_concurrent": 8}).key
+    access, metrics = TenantAccess(tmp_path / "t.json", may_be_open=False), GatewayMetrics()
+    connection = Connection(server.settings)
+    places, answers = PlaceStore(connection), threading.Event()
+
+    class Slow:
+        def renew(self, reports):
+            answers.wait()
+            return places.renew(reports)
+
+    renewal = LeaseRenewal(LeaseStore(connection), Slow())
+    running = asyncio.create_task(renewal.run())
+    refusals, failures = metrics.tenant_refusals, metrics.tenant_registry_failures
+    tenant = await Gatekeeper(access, 10, refusals, failures, renewal=renewal).enter([f"Bearer {key}"])
+    await renewal.places("a", tenant.limiter, 4)
+    with pytest.raises(OverLimit):
+        tenant.limiter.admitted(1, 4).__enter__()
+    with pytest.raises(InvalidRequest, match="at most 8"):
+        tenant.limiter.admitted(1, 9).__enter__()
+    answers.set()
+    until = time.monotonic() + 20
+    while True:
+        await renewal.places("a", tenant.limiter, 4)
+        try:
+            with tenant.limiter.admitted(1, 4):
+                break
+        except OverLimit:
+            assert time.monotonic() < until
+    running.cancel()
 
 
 def gateway(settings, number, end, total, most, results):

@@ -8,23 +8,9 @@ import time
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from cluster.tenants.lease import RENEW_S, LeasedBucket, Report, Told, remembered
+from cluster.simulate.tenant_leases import StoredBucket
+from cluster.tenants.lease import RENEW_S, LeasedBucket
 from cluster.tenants.token_bucket import TokenBucket
-
-
-class StoredBucket:
-    """The script's arithmetic: see `cache_service.store.scripts.RENEW_LEASES`."""
-
-    def __init__(self) -> None:
-        self._told: Told | None = None
-        self._at = 0.0
-
-    def renew(self, report: Report, now: float) -> Told:
-        before = self._told or Told(report.level, 0.0)
-        passed = now - self._at if self._told else 0.0
-        level = min(report.capacity, before.level + report.rate * passed) - report.spent
-        self._told, self._at = Told(level, remembered(before.asked, passed) + report.asked), now
-        return self._told
 
 
 @dataclass

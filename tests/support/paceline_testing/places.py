@@ -10,26 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from cluster.tenants.lease import RENEW_S, remembered
-from cluster.tenants.places import PLACES_LIFE_S, LeasedPlaces, PlacesReport, PlacesTold
-
-
-class StoredPlaces:
-    """The script's arithmetic: see `cache_service.store.scripts.RENEW_PLACES`."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[int, float]] = {}  # by gateway: places, and when they expire
-        self._asked = self._at = 0.0
-
-    def renew(self, gateway: int, report: PlacesReport, now: float) -> PlacesTold:
-        self._held = {one: held for one, held in self._held.items() if now < held[1]}
-        others = sum(count for one, (count, _) in self._held.items() if one != gateway)
-        held = max(report.kept, min(report.wanted, report.limit - others))
-        self._asked, self._at = remembered(self._asked, max(0.0, now - self._at)) + report.asked, now
-        self._held.pop(gateway, None)
-        if held:
-            self._held[gateway] = held, now + PLACES_LIFE_S
-        return PlacesTold(held, max(0, report.limit - others - held), self._asked)
+from cluster.simulate.tenant_leases import StoredPlaces
+from cluster.tenants.lease import RENEW_S
+from cluster.tenants.places import LeasedPlaces
 
 
 @dataclass

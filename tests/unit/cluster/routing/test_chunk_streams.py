@@ -4,6 +4,7 @@ says that its router was lost."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 from actors.errors import Overloaded, RouterLost
-from actors.links.keys import LinkKeys
+from actors.links.keys import LinkAddress, LinkKeys
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk, TokenLogprobs
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient
 from cluster.routing import chunk_streams
 from cluster.routing.chunk_streams import ChunkReceiver
+from cluster.routing.heard_statuses import HeardStatuses
+from cluster.routing.router_status import RouterStatus
 from paceline_testing.linked_router import LinkedRouter
 
 PROMPT = np.arange(7, dtype=np.int32)
@@ -177,6 +180,21 @@ async def test_a_gateway_that_is_cut_off_gets_the_rest_through_serve(keys, monke
     client._receiver.follow([])  # type: ignore[union-attr]
     tokens += [token async for chunk in chunks for token in chunk.token_ids]
     assert tokens == wanted(90)
+    close(router, client)
+
+
+async def test_a_router_that_is_listed_no_more_is_listened_to_until_its_answers_are_over(keys):
+    """It drains; another one, which is told with its news, serves."""
+    router, client = await linked(keys, delay_s=0.005)
+    client._pushed = HeardStatuses()
+    client._pushed.follow({"other": LinkAddress("tcp://127.0.0.1:9", keys.public)}, 1)
+    client._pushed.hear("other", RouterStatus(ready=True, live=True), time.monotonic())
+    chunks = client.generate(request(num_tokens=90))
+    tokens = [*(await anext(chunks)).token_ids]
+    assert (await client.status()).ready
+    tokens += [token async for chunk in chunks for token in chunk.token_ids]
+    assert tokens == wanted(90)
+    assert router.num_sent == 29
     close(router, client)
 
 

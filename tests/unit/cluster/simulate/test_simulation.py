@@ -10,22 +10,14 @@ from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.simulate.faults import Fault
 from cluster.simulate.forward_time import MeasuredTimes
-from cluster.simulate.gateway import is_right
+from cluster.simulate.gateway import GATEWAY_LOST, is_right
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scenario import load_scenario
 from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.simulation import Simulation, measured_rates
 from cluster.simulate.texts import PhraseTexts
-from paceline_testing.simulated_chaos import run_chaos
-
-QUIET = {"conversations_per_s": 0.5, "answer_tokens": 20, "prompt_tokens": 20, "system_tokens": 32, "think_s": 1.0}
-
-
-def simulated(config=None, seconds=10.0, traffic=None, faults=(), on_end=lambda call: None, **options):
-    cluster = ClusterConfig.model_validate({"draft": {"model": "none"}, **(config or {})})
-    told = SimulationOptions.model_validate({"seconds": seconds, "traffic": {**QUIET, **(traffic or {})}, **options})
-    return Simulation(cluster, told, faults=faults, on_end=on_end)
+from paceline_testing.simulated import QUIET, simulated
 
 
 def test_the_same_seed_gives_the_same_figures():
@@ -46,24 +38,6 @@ def test_draft_workers_that_are_right_give_more_tokens_a_second():
     right, wrong, none = tokens_per_s("auto", right=0.95), tokens_per_s("auto", right=0.05), tokens_per_s("none")
     assert right > 1.5 * none
     assert wrong > 0.85 * none
-
-
-@pytest.mark.parametrize("kind", ["target", "router", "zone", "store", "draft_worker"])
-def test_faults_cost_time_and_no_token(kind):
-    wrong = []
-    simulation = simulated(
-        {"target": {"groups": 2}, "draft": {"workers": 1}},
-        traffic={"conversations_per_s": 1.0},
-        faults=[Fault(2.0, kind, 0, 2.0), Fault(6.0, kind, 1, 1.0)],
-        on_end=lambda call: None if is_right(call) else wrong.append(call.name),
-    )
-    figures = simulation.run().figures
-    assert not wrong
-    assert figures["requests_answered"] > 5
-    assert {name for name in figures if name.startswith("requests_")} <= {
-        "requests_answered", "requests_open", "requests_per_s"
-    }  # fmt: skip
-    assert (figures["resumed"] > 0) >= (kind == "router")
 
 
 def test_full_queues_refuse_and_clients_come_again():
@@ -167,11 +141,30 @@ def test_aggregated_groups_write_each_token_once_in_spite_of_faults(kind):
     assert tokens == answered or kind in ("router", "zone")
 
 
-@pytest.mark.parametrize("first", range(0, 50, 10))
-def test_chaos(first):
-    for seed in range(first, first + 10):
-        chaos = run_chaos(seed)
-        assert not chaos.problems, f"seed {seed}: {chaos.problems}"
+@pytest.mark.parametrize("news", ["each", "shared"])
+def test_aggregated_groups_go_on_without_a_gateway_or_a_link_to_one(news):
+    cluster = {"target": {"groups": 2}, "gateway": {"replicas": 2}, "draft": {"model": "none"}}
+    told = {"seconds": 20.0, "level": "aggregate", "news": news, "traffic": {**QUIET, "conversations_per_s": 4.0}}
+    ended = []
+    simulation = Simulation(
+        ClusterConfig.model_validate(cluster),
+        SimulationOptions.model_validate(told),
+        rates=rates_of(MeasuredTimes(SimulationOptions().forward)),
+        faults=[
+            Fault(5.0, "gateway", 0, 4.0),
+            Fault(12.0, "gateway_link", 0, 4.0),
+            Fault(14.0, "gateway_link", 3, 1.0),
+        ],
+        on_end=ended.append,
+    )
+    simulation.run()
+    simulation.traffic.stop()
+    simulation.events.run(60.0)
+    assert not simulation.calls
+    assert not any(group.num_open for group in simulation.cluster.groups.values())
+    assert all(map(is_right, ended))
+    assert {call.record.outcome for call in ended} == {"answered", GATEWAY_LOST}
+    assert sum(call.record.resumed for call in ended) > 0
 
 
 def test_the_command_prints_figures(tmp_path):

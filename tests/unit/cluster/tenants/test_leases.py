@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cache_service.errors import StoreUnavailable
 from cluster.gateway.observability.metrics import GatewayMetrics
+from cluster.simulate.tenant_leases import StoredBucket
 from cluster.tenants.access import TenantAccess
 from cluster.tenants.administration import TenantAdministration
 from cluster.tenants.errors import OverLimit
@@ -17,7 +18,7 @@ from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.registry import TenantLimits
 from cluster.tenants.renewal import LeaseRenewal
 from paceline_testing.clock import Clock
-from paceline_testing.leases import Load, StoredBucket, admitted
+from paceline_testing.leases import Load, admitted
 
 TOKENS = {"rate": 200_000 / 60, "burst": 200_000.0}
 REQUESTS = {"rate": 20.0, "burst": 20.0}

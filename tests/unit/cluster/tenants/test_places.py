@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from actors.errors import InvalidRequest
 from cache_service.errors import StoreUnavailable
+from cluster.simulate.tenant_leases import StoredPlaces
 from cluster.tenants.errors import OverLimit
 from cluster.tenants.lease import LIFE_S
 from cluster.tenants.limiter import TenantLimiter
@@ -16,7 +17,7 @@ from cluster.tenants.places import PLACES_LIFE_S, LeasedPlaces
 from cluster.tenants.registry import TenantLimits
 from cluster.tenants.renewal import LeaseRenewal
 from paceline_testing.clock import Clock
-from paceline_testing.places import PlacesLoad, StoredPlaces, places_used
+from paceline_testing.places import PlacesLoad, places_used
 
 
 @settings(max_examples=40, deadline=None)
@@ -182,7 +183,7 @@ def patient(monkeypatch):
 
 
 async def test_a_call_waits_for_its_places_and_others_ask_nobody(patient):
-    store, limiter = Places(), TenantLimiter(TenantLimits(max_concurrent=8), 10)
+    store, limiter = Places(), TenantLimiter(TenantLimits(max_concurrent=8), 10, is_leased=True)
     renewal = LeaseRenewal(Leases(), store)
     running = asyncio.create_task(renewal.run())
     await asyncio.gather(*(renewal.places("a", limiter, 1) for _ in range(5)))
@@ -230,6 +231,21 @@ async def test_a_tenant_without_sequences_is_dropped_when_its_places_are_given_b
         await renewal._renew()
     assert not renewal._active
     assert not store.stored._held
+
+
+def test_an_answer_that_comes_after_the_limit_was_taken_away_and_given_again_counts_for_nothing():
+    clock, store = Clock(), StoredPlaces()
+    limiter = TenantLimiter(TenantLimits(max_concurrent=8), 4, clock=clock)
+    with limiter.waiting_for_places(8):
+        told = store.renew(0, limiter.places_report(), 0.0)
+    limiter.change(TenantLimits())
+    limiter.change(TenantLimits(max_concurrent=8))
+    limiter.renew_places(told)
+    assert limiter.max_running == 2
+    for _ in range(2):
+        with limiter.admitted(1, 1):
+            limiter.renew_places(store.renew(0, limiter.places_report(), 0.0))
+    assert limiter.max_running >= 2
 
 
 def test_a_limit_that_is_taken_away_and_given_again_counts_what_runs():
