@@ -104,11 +104,13 @@ class LeaseRenewal:
         if is_due:
             self._active = {tenant: limiter for tenant, limiter in limiters.items() if not limiter.is_idle}
         call = partial(asyncio.get_running_loop().run_in_executor, self._caller)
+        reports = {tenant: own for tenant in limiters if (own := limiters[tenant].reports(tenant in waiting))}
         try:
-            if reports := {tenant: own for tenant in limiters if (own := limiters[tenant].reports(tenant in waiting))}:
+            if reports:
                 for tenant, told in (await call(self._leases.renew, reports)).items():
                     limiters[tenant].renew(told)
-            if places := {name: report for name in limiters if (report := limiters[name].places_report())}:
+            places = {tenant: own for tenant in limiters if (own := limiters[tenant].places_report())}
+            if places:
                 for tenant, held in (await call(self._places.renew, places)).items():
                     limiters[tenant].renew_places(held)
         except StoreError as error:
@@ -116,5 +118,6 @@ class LeaseRenewal:
                 logger.warning("limits of tenants are enforced by equal shares for now: %s", error)
             self._breaker.failed(time.monotonic())
         else:
-            self._breaker.succeeded()
+            if reports or places:  # the store was asked
+                self._breaker.succeeded()
         renewed.set()

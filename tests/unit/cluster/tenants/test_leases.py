@@ -230,6 +230,26 @@ async def test_without_a_store_that_answers_limits_are_shared_and_nobody_waits()
     running.cancel()
 
 
+async def test_a_store_that_is_away_is_so_until_it_has_answered(caplog):
+    """Also while there is nothing to ask it."""
+    leases = Leases()
+    leases.is_away = True
+    renewal = LeaseRenewal(leases, Places())
+    limiter = TenantLimiter(TenantLimits(tokens_per_minute=1000), 10, clock=Clock())
+    for _ in range(3):
+        renewal.use("a", limiter)
+        await renewal._renew()
+        await renewal._renew()
+        await renewal._renew()
+        assert renewal._breaker.is_open
+    assert len(caplog.messages) == 1
+    leases.is_away = False
+    renewal.use("a", limiter)
+    limiter.spend(1)
+    await renewal._renew()
+    assert not renewal._breaker.is_open
+
+
 async def test_a_tenant_that_comes_has_its_lease_without_a_report_of_all_others():
     leases = Leases()
     renewal = LeaseRenewal(leases, Places())
