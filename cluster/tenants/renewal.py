@@ -109,7 +109,7 @@ class LeaseRenewal:
             if reports:
                 for tenant, told in (await call(self._leases.renew, reports)).items():
                     limiters[tenant].renew(told)
-            places = {tenant: own for tenant in limiters if (own := limiters[tenant].places_report())}
+            places = {tenant: report for tenant in limiters if (report := limiters[tenant].places_report())}
             if places:
                 for tenant, held in (await call(self._places.renew, places)).items():
                     limiters[tenant].renew_places(held)
