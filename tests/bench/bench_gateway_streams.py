@@ -1,12 +1,13 @@
 """Processor time of a gateway, of Serve's proxy and of the router's replica by streamed chunk and by request.
 
-    PYTHONPATH=tests/support python tests/bench/bench_gateway_streams.py --streams 50 --chunks 200 [--api chat]
+    PYTHONPATH=.:tests/support python tests/bench/bench_gateway_streams.py --streams 50 --chunks 200 [--api chat]
 
 A router without a model answers; everything else is as served: Ray Serve, its proxy, one gateway, HTTP. Requests are
 priced by answers of one chunk, chunks by what longer answers cost more. The load comes from one process beside it.
 
 With `--crowd`, a third of the clients leave in the middle of their answer, and every tenth reads slowly. Told is the
-memory while they are there and once they are gone, and what the router still runs then.
+memory while they are there and once they are gone, and what the router still runs then. With `--target` besides,
+`paceline serve` of a toy model answers, all of them at once.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from actors.workers.ray_environment import prepare_own_ray
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.served_model import ServedModel
 from cluster.gateway_config import GatewayConfig
+from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.free_ports import free_ports
 from paceline_testing.linked_router import LinkedRouter
 from paceline_testing.ray_processes import ray_processes
+from paceline_testing.scraped import value_of
+from paceline_testing.tiny_models import save_tiny_model
 from paceline_testing.toy_tokenizer import toy_tokenizer
+from tests.bench.simulate.real_cluster import serving
 
 PROCESSES = {
     "gateway": "ServeReplica:paceline:Gateway",
@@ -41,6 +46,7 @@ PROCESSES = {
 }
 
 DIRECTORY = "the directory"
+_CONFIG = Path(__file__).parents[2] / "configs" / "laptop.yaml"
 SLOW_S = 2.0  # after each part that a slow client reads
 
 
@@ -53,10 +59,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--through-serve", action="store_true", help="chunks of the router take the way of requests")
     parser.add_argument("--crowd", action="store_true", help="clients that leave, and slow ones, in place of prices")
+    parser.add_argument(
+        "--target", action="store_true", help="a crowd of a toy model's, in place of a router without one"
+    )
     parser.add_argument("--load", help=argparse.SUPPRESS)  # the process that asks
     options = parser.parse_args()
     if options.load:
         asyncio.run(_ask(options.load, options.streams, options.chunks, options.api, is_crowd=options.crowd))
+        return
+    if options.target:
+        _crowd_of_target(options.streams, options.chunks, options.api)
         return
     with tempfile.TemporaryDirectory() as directory:
         url = _serve(Path(directory), options.delay_ms / 1e3, options.streams, is_linked=not options.through_serve)
@@ -106,13 +118,39 @@ def _report(url: str, streams: int, chunks: int, api: str) -> None:
         print(f"{times} {_memory_mb(PROCESSES[name], 'VmHWM'):6.0f} MB at most", flush=True)
 
 
-def _report_crowd(url: str, streams: int, chunks: int, api: str) -> None:
+def _crowd_of_target(streams: int, chunks: int, api: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        model = save_tiny_model(Path(directory), "llama", 5, layers=2, hidden_size=32, max_positions=1024)
+        speak_ascii(model)
+        settings = {
+            "target.model": model,
+            "target.kv_cache_tokens": 64 * (streams + streams * chunks // 16),
+            "draft.model": "none",
+            "router.max_running": streams,
+            "router.max_waiting": streams,
+            "gateway.max_connections": streams + 10,
+        }
+        log = Path("build/gateway_streams.log")
+        with serving(_CONFIG, [f"{name}={value}" for name, value in settings.items()], log) as url:
+            _load(url, min(streams, 50), 2, api)  # warms up
+            _crowd(url, streams, chunks, api)
+            page = httpx.get(f"{url}/metrics", timeout=30).text
+            print(f"router: {value_of(page, 'paceline_sequences_running'):g} running", flush=True)
+
+
+def _crowd(url: str, streams: int, chunks: int, api: str) -> None:
     before = {name: _memory_mb(title, "VmRSS") for name, title in PROCESSES.items()}
+    began = time.monotonic()
     _load(url, streams, chunks, api, "--crowd")
+    print(f"{streams} streams ended without an error after {time.monotonic() - began:.0f} s", flush=True)
     time.sleep(2.0)
     for name, title in PROCESSES.items():
         peak, after = (_memory_mb(title, kind) for kind in ("VmHWM", "VmRSS"))
         print(f"{name:8} {before[name]:6.0f} MB before, {peak:6.0f} at most, {after:6.0f} after", flush=True)
+
+
+def _report_crowd(url: str, streams: int, chunks: int, api: str) -> None:
+    _crowd(url, streams, chunks, api)
     router = serve.get_deployment_handle("Router", "paceline")
     running, num_cancelled, _ = router.observed.remote().result()
     print(f"router: {running} running, {num_cancelled} cancelled", flush=True)
