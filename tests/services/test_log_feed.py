@@ -28,6 +28,7 @@ from cache_service.log.compactor import Compactor
 from cache_service.log.follower import Follower, FollowerSettings
 from cache_service.log.log_feed import LogFeed
 from cache_service.log.log_pump import Followed, LogPump
+from cache_service.log.log_tail import News
 from cache_service.log.node_feed import _SILENCE_S, Follow, Forget
 from cache_service.store.connection import ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer
@@ -333,11 +334,13 @@ def test_a_server_that_refuses_is_polled(shared_server):
     with followed(narrow) as (documents, reader, feed):
         assert until(lambda: reader.is_current)
         foreign = Namespace(narrow.connection.settings, "foreign")
-        subscription = feed.follow(foreign.store, 8, 0.02, lambda: None)
+        subscription, told, tell = feed.follow(foreign.store, 8, 0.02, lambda: None), [], feed.told
+        feed.told = lambda news: told.append(news) or tell(news)
         feed._node.request(Follow(foreign.keys.fingerprint, "foreign", "", 8, 0.02, None, 0, "0-0"))
         whole.append(piece("b", 0, [1]))
         assert until(lambda: len(documents.contents) == 2)
-        assert until(lambda: foreign.keys.log not in feed._node._followers)
+        assert until(lambda: News(foreign.keys.log) in told)
+        assert foreign.keys.log not in feed._node._followers
         assert feed._is_open
         subscription.close()
 
