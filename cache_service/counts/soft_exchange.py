@@ -172,6 +172,7 @@ class SoftExchange:
         self._merged = self._exported = self._written_bytes = self._refused = 0
         self._corrupt = self._resets = self._failures = self._faults = 0
         self._turns = make_turns("cache-soft")
+        self._turns.at_end = self._unfollow  # not in `close`: a finalizer that calls it must not wait for a lock
         self._folding = make_turns("cache-soft-compactor") if self._settings.folds else None
 
     def follow(self, namespace: str) -> None:
@@ -427,6 +428,13 @@ class SoftExchange:
         with self._lock:  # after `_stop`, so that no counts of the old feed follow
             self._to_drop.add(feed.namespace)
         self._start(feed.namespace)
+
+    def _unfollow(self) -> None:
+        with self._lock:
+            feeds = list(self._feeds.values())
+        for feed in feeds:
+            if feed.subscription is not None:
+                feed.subscription.close()
 
     def _stop(self, namespace: str, *, keeps_folding: bool = False) -> None:
         with self._lock:

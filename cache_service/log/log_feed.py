@@ -105,9 +105,8 @@ class LogFeed:
                 others.remove(subscription)
             if others or self._subscriptions.pop(name, None) is None:
                 return
-            tail = self._tails.pop(name, None)
-        if tail is not None and self._node is not None:
-            self._node.request(Forget(name))
+            if self._tails.pop(name, None) is not None and self._node is not None:
+                self._node.request(Forget(name))  # with the lock held: it may be followed again at once
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """End the thread; False if it still waits for the server after `timeout_s`."""
@@ -125,7 +124,7 @@ class LogFeed:
                 return None, 0, None
             view = tail.view(begin, max_entries, epoch, version)
             if view is not None and len(self._subscriptions.get(name, ())) == 1:
-                tail.forget_until(begin)
+                tail.forget_until(view.entries[-1][0] if view.entries else begin)
             return tail, tail.num_news, view
 
     def is_newest(self, name: str, tail: LogTail, num_news: int) -> bool:
@@ -139,10 +138,10 @@ class LogFeed:
             if not self._is_open or followed.name in self._tails or followed.name not in self._subscriptions:
                 return
             self._tails[followed.name] = LogTail()
-        if self._node is not None:
-            place = (keys.fingerprint, keys.namespace, keys.area)
-            pace = (followed.at_once, followed.every_s)
-            self._node.request(Follow(*place, *pace, view.epoch, view.version, cursor))
+            if self._node is not None:
+                place = (keys.fingerprint, keys.namespace, keys.area)
+                pace = (followed.at_once, followed.every_s)
+                self._node.request(Follow(*place, *pace, view.epoch, view.version, cursor))
 
     # --- called by the node's feed
 
@@ -158,6 +157,8 @@ class LogFeed:
                 return
             if news.after is None:
                 del self._tails[news.name]
+                if not tail.num_news:  # it was refused; nobody relies on it yet
+                    return
             else:
                 tail.take(news)
             subscriptions = list(self._subscriptions.get(news.name, ()))

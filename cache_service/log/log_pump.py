@@ -25,8 +25,13 @@ from cache_service.store.store import LogView, log_view
 PING_S = 2.0
 """Pause between two signs of life."""
 
+# A proxy may keep the server's messages to itself, so all logs are also read without them. A purge must be heard of
+# sooner: epochs alone are read more often.
+EPOCHS_S = 4.0
+"""Pause between two reads of all epochs, at a sign of life."""
+
 SURE_S = 60.0
-"""A log that has not changed for so long is read all the same: a proxy may keep the server's messages to itself."""
+"""Pause between two reads of a log that does not change, at a sign of life."""
 
 _SETTLE_S = 0.005  # from a change to the read; a writer extends the life of what it has written
 _LOGS_AT_ONCE = 16
@@ -67,12 +72,17 @@ class LogPump:
         self._names_of: dict[str, set[str]] = {}  # by key
         self._due: dict[str, None] = {}
         self._next_ping = time.monotonic() + PING_S
+        self._next_epochs = time.monotonic() + EPOCHS_S
         self._client = open_notified_client(settings)
-        with faults_told():
-            self._connection = self._connect()
-            self._connection._parser.set_invalidation_push_handler(self._changed)
-            self._connection.send_command("CLIENT", "TRACKING", "ON")
-            self._connection.read_response()
+        try:
+            with faults_told():
+                self._connection = self._connect()
+                self._connection._parser.set_invalidation_push_handler(self._changed)
+                self._connection.send_command("CLIENT", "TRACKING", "ON")
+                self._connection.read_response()
+        except BaseException:
+            self.close()
+            raise
 
     def fileno(self) -> int:
         """Readable when the server has said something."""
@@ -106,17 +116,15 @@ class LogPump:
     def news(self) -> list[News]:
         """Take in what the server has said, and read logs that are due."""
         with faults_told():
-            while self._connection.can_read(timeout=0):
-                self._connection.read_response(push_request=True)
+            self._take_messages()
             now, found = time.monotonic(), []
             if now >= self._next_ping:
-                self._next_ping = now + PING_S
-                self._connection.send_command("PING", check_health=False)
-                self._connection.read_response()
-                self._due.update({name: None for name, log in self._logs.items() if log.read_at < now - SURE_S})
+                self._ping(now)
                 found.append(News(""))
             due = [log for name in self._due if (log := self._logs[name]).not_before <= now]
-            return found + self._read(due[:_LOGS_AT_ONCE])
+            found += self._read(due[:_LOGS_AT_ONCE])
+            self._take_messages()  # those received with the answers: `fileno` does not show them
+            return found
 
     def close(self) -> None:
         self._client.connection_pool.disconnect()
@@ -132,6 +140,26 @@ class LogPump:
                     self._due[name] = None
                     self._logs[name].not_before = max(self._logs[name].not_before, settled)
 
+    def _take_messages(self) -> None:
+        while self._connection.can_read(timeout=0):
+            self._connection.read_response(push_request=True)
+
+    def _ping(self, now: float) -> None:
+        """Give a sign of life. Logs that are read without a message become due."""
+        self._next_ping = now + PING_S
+        keys: list[str] = []
+        if now >= self._next_epochs:
+            self._next_epochs = now + EPOCHS_S
+            keys = list({log.followed.keys.epoch: None for log in self._logs.values()})
+        _, *epochs = self._ask([("PING",), *(("GET", key) for key in keys)])
+        found = dict(zip(keys, epochs, strict=True))
+        for name, log in self._logs.items():
+            known = None if log.place.epoch is None else log.place.epoch.encode()
+            if found.get(log.followed.keys.epoch, known) != known:
+                self._due[name], log.not_before = None, now
+            elif log.read_at < now - SURE_S:
+                self._due[name] = None
+
     def _read(self, logs: Sequence[_Log]) -> list[News]:
         if not logs:
             return []
@@ -144,8 +172,7 @@ class LogPump:
                 continue
             commands += [("MULTI",), ("GET", keys.epoch), ("HGET", keys.manifest, "version")]
             commands += [("XRANGE", keys.log, log.place.cursor, "+", "COUNT", at_once + 1), ("EXEC",)]
-        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
-        answers = [self._answer() for _ in commands]  # all of them, before one may be found wrong
+        answers = self._ask(commands)
         now = time.monotonic()
         found: list[News] = []
         for log in logs:
@@ -156,6 +183,11 @@ class LogPump:
             if news is not None:
                 found.append(news)
         return found
+
+    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answers, with an error in place of a refused command's."""
+        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
+        return [self._answer() for _ in commands]
 
     def _answer(self) -> Any:
         try:

@@ -68,7 +68,7 @@ class LogTail:
         return LogView(self.epoch, self._version, entries[: -max_entries - 1 : -1])
 
     def forget_until(self, entry_id: str) -> None:
-        """Drop what came before an entry, which a view has shown to be here, and the entry itself."""
+        """Drop an entry of a view, or the one it began at, with those before it."""
         while self._after != entry_id:
             self._drop_oldest()
 

@@ -21,6 +21,8 @@ class Turns:
 
     def __init__(self, name: str) -> None:
         self.num_faults = 0
+        self.at_end: Callable[[], None] = lambda: None
+        """Called in the thread after the last turn."""
         self._tasks: dict[str, Callable[[], float]] = {}
         self._due: dict[str, float] = {}
         self._hastened: set[str] = set()
@@ -65,6 +67,7 @@ class Turns:
         while True:
             self._wake.clear()  # before reading the state, so that no later wake is lost
             if self._closing:
+                self.at_end()
                 return
             with self._lock:
                 name = min(self._due, key=self._due.__getitem__, default=None)
