@@ -12,7 +12,7 @@ _STALE_S = 2.5  # a router says it once a second
 
 
 class HeardStatuses:
-    """Of the routers that Ray Serve lists."""
+    """The last status of each router that Ray Serve lists."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, LinkAddress] = {}  # of the listed routers, by id
@@ -30,7 +30,7 @@ class HeardStatuses:
             self._heard[router_id] = status, now
 
     def current(self, now: float) -> list[RouterStatus] | None:
-        """Of all listed routers; None: not all have been heard lately, so ask them."""
+        """The statuses of all listed routers; None: not all have been heard lately, so ask them."""
         if not self._are_known or len(self._heard) < len(self.addresses):
             return None
         if any(now - heard_at > _STALE_S for _, heard_at in self._heard.values()):

@@ -88,7 +88,7 @@ class DraftPool:
         return worker.server.take(cost_s, arrives), result
 
     def prompt_seconds(self, batch: DraftBatch, result: DraftResult) -> float:
-        """Of the time for a batch, that of prompts which the worker had not seen before: all, if it drafted nothing."""
+        """Seconds of a batch for prompts that the worker had not seen before: all, if it drafted nothing."""
         rows = sum(len(item.delta.token_ids) for item in batch.items if not item.delta.start)
         return self._options.row_s * rows if result.num_forwards else result.elapsed_s
 

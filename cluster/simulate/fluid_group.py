@@ -343,7 +343,7 @@ class FluidGroup:
         self._send(sequence, num_tokens, is_last=True)
 
     def _num_emitted(self, sequence: _Sequence) -> int:
-        """Of a sequence that has not ended, the tokens so far."""
+        """Tokens so far of a sequence that has not ended."""
         left = (sequence.end - self._tokens) * self._rates.speed(sequence.request.sampling.seed)
         return max(1, sequence.request.max_new_tokens - round(left))
 

@@ -39,7 +39,7 @@ class Drafting:
             self._round_s.append(self._round_s[-1] if seen_at is None else seen_at.draft_s / seen_at.rounds)
 
     def round_s(self, running: int) -> float:
-        """Of a round with so many sequences that decode, without prompts."""
+        """A worker's seconds for a round of `running` sequences that decode, without prompts."""
         return self._round_s[_load(running)]
 
 

@@ -99,7 +99,7 @@ class SharedLog:
                 self._unread.append(one)
 
     def link_bandwidth(self) -> Bandwidth:
-        """Of one router."""
+        """The link of one router to the store."""
         return Bandwidth(self.events, self._link_bytes_per_s)
 
     def reaches(self, follower: RouterCache) -> bool:
