@@ -42,7 +42,7 @@ class StoreMeter:
 
     @property
     def num_tokens(self) -> int:
-        """Of all namespaces, each token once."""
+        """Tokens written to all namespaces, each once."""
         return sum(known.num_tokens for known in self._namespaces.values())
 
     def write(self, namespace: str, num_tokens: int, num_entries: float = 1.0) -> float:
