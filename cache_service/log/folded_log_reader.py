@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol
 
 from cache_service.errors import FormatError
 from cache_service.formats.frame import FrameCodec
@@ -60,8 +60,8 @@ class Place(Generic[ManifestT, RefT]):
 class LogSource(Protocol):
     """A log that is read without asking the store each time: see `log_feed`."""
 
-    def read_log(self, begin: str, max_entries: int, epoch: str | None, version: int) -> LogView:
-        """As `Store.read_log`. epoch, version: those known to the reader. Raises StoreError."""
+    def read_log(self, place: Place[Any, Any], max_entries: int) -> LogView:
+        """As `Store.read_log` from the cursor of the reader's place. Raises StoreError."""
 
     @property
     def is_current(self) -> bool:
@@ -177,7 +177,11 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         self._deliver_segment(ref, segment)
 
     def _read_log(self, place: Place[ManifestT, RefT]) -> bool:
-        view = self._view(place, self._read_entries + 1)
+        max_entries = self._read_entries + 1
+        if self._source is None:
+            view = self.store.read_log(place.cursor, max_entries)
+        else:
+            view = self._source.read_log(place, max_entries)
         reason = reset_reason(place, view)
         if reason is None and view.version != place.version:
             reason = self._renew(place, view.version)
@@ -193,11 +197,6 @@ class FoldedLogReader(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         has_more = len(entries) >= self._read_entries
         place.has_caught_up = place.has_caught_up or not has_more
         return has_more
-
-    def _view(self, place: Place[ManifestT, RefT], max_entries: int) -> LogView:
-        if self._source is None:
-            return self.store.read_log(place.cursor, max_entries)
-        return self._source.read_log(place.cursor, max_entries, place.epoch, place.version)
 
     def _read_entry(self, place: Place[ManifestT, RefT], entry_id: str, frame: bytes) -> None:
         try:

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cache_service.formats.stream_id import START
+from cache_service.log.folded_log_reader import Place, reset_reason
 from cache_service.log.log_pump import Followed
 from cache_service.log.log_tail import LogTail, News
 from cache_service.log.node_feed import Follow, Forget, NodeFeed
@@ -33,15 +35,17 @@ class Subscription:
         self._store = store
         self._seen: tuple[LogTail, int] | None = None  # what was read last, if that was all
 
-    def read_log(self, begin: str, max_entries: int, epoch: str | None, version: int) -> LogView:
-        """As `Store.read_log`, from memory if possible. epoch, version: those known to the reader."""
-        tail, num_news, view = self._feed.look(self.followed.name, begin, max_entries, epoch, version)
+    def read_log(self, place: Place[Any, Any], max_entries: int) -> LogView:
+        """As `Store.read_log` from the cursor of the reader's place, from memory if possible."""
+        begin = place.cursor
+        tail, num_news, view = self._feed.look(self.followed.name, begin, max_entries, place.epoch, place.version)
         if view is not None and tail is not None:
             self._seen = (tail, num_news) if len(view.entries) < max_entries else None
             return view
         self._seen = None
         view = self._store.read_log(begin, max_entries)
-        if len(view.entries) < max_entries:
+        # A place that the reader will give up is not followed: it would not find the one it starts from there.
+        if len(view.entries) < max_entries and reset_reason(place, view) is None:
             self._feed.follow_from(self, view, view.entries[-1][0] if view.entries else begin)
         return view
 

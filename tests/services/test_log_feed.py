@@ -18,16 +18,20 @@ from pathlib import Path
 
 import pytest
 
+from cache_service.admin.administration import CacheAdministration
 from cache_service.counts.soft_exchange import SoftExchange
 from cache_service.errors import StoreRefused
+from cache_service.formats.stream_id import START
 from cache_service.index.epoch_watch import EpochWatch
 from cache_service.index.index_edition import WarmIndexSettings
 from cache_service.index.warm_index import WarmIndex
 from cache_service.log import log_pump, node_feed
 from cache_service.log.compactor import Compactor
+from cache_service.log.folded_log_reader import Place
 from cache_service.log.follower import Follower, FollowerSettings
 from cache_service.log.log_feed import LogFeed
 from cache_service.log.log_pump import Followed, LogPump
+from cache_service.log.log_reader import LogReader, ReaderSettings
 from cache_service.log.log_tail import News
 from cache_service.log.node_feed import _SILENCE_S, Follow, Forget
 from cache_service.store.connection import ConnectionSettings
@@ -41,6 +45,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from cache_service.log.follower import Follower
+from cache_service.log.folded_log_reader import Place
 from cache_service.log.log_feed import LogFeed
 from cache_service.store.connection import ConnectionSettings
 from paceline_testing.cache_stores import Documents, Namespace, until
@@ -288,12 +293,27 @@ def test_a_log_that_is_followed_again_is_not_forgotten(namespace):
     feed._node.request = request
     first = feed.follow(namespace.store, 8, 0.02, lambda: None)
     again = threading.Thread(
-        target=lambda: feed.follow(namespace.store, 8, 0.02, lambda: None).read_log("0-0", 9, None, 0)
+        target=lambda: feed.follow(namespace.store, 8, 0.02, lambda: None).read_log(Place(None, 0, START), 9)
     )
-    first.read_log("0-0", 9, None, 0)
+    first.read_log(Place(None, 0, START), 9)
     first.close()
     again.join(20)
     assert said == ["Follow", "Forget", "Follow"]
+
+
+def test_a_place_that_is_given_up_is_not_followed(namespace):
+    """The feed has dropped a purged log before its reader asks for it once more."""
+    feed = LogFeed(namespace.connection.settings)
+    subscription = feed.follow(namespace.store, 8, 0.02, lambda: None)
+    settings = ReaderSettings(read_entries=8)
+    reader = LogReader(namespace.store, namespace.codec, Documents(), settings, subscription)
+    namespace.append(piece("a", 0, [1]))
+    assert until(lambda: not reader.step() and reader.is_current)
+    CacheAdministration(namespace.connection).purge(namespace.keys)
+    assert until(lambda: not reader.is_current)
+    assert until(lambda: not reader.step() and reader.is_current, 20)
+    subscription.close()
+    assert feed.close(20)
 
 
 def test_what_the_only_reader_has_read_is_not_kept(namespace):
