@@ -115,6 +115,13 @@ def _limit_time(item: pytest.Item) -> None:
     faulthandler.dump_traceback_later(settings.timeout + _RETURNS_WITHIN_S, file=stderr, exit=True)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a second run that passed would hide: the first one's failure."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"first run of {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     faulthandler.cancel_dump_traceback_later()
     if _own_home in config.stash:

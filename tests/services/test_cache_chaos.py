@@ -110,11 +110,15 @@ class Client:
         return accepted
 
     def learns(self) -> bool:
-        """Whether what is said from now on comes back from the server."""
-        index = self.cache.index.stats()
-        self.ask()
-        return until(lambda: self.cache.index.stats().entries + self.cache.index.stats().segments
-                     > index.entries + index.segments)  # fmt: skip
+        """Whether what is said from now on comes back from the server. What is said before a server without its data is
+        heard of may be dropped, so it is said again."""
+
+        def num_read() -> int:
+            index = self.cache.index.stats()
+            return index.entries + index.segments
+
+        known = num_read()
+        return until(lambda: self.ask() >= 0 and num_read() > known)
 
 
 @contextmanager
