@@ -64,6 +64,7 @@ def report(chaos: Chaos) -> None:
     print(f"requests: {len(chaos.records)} in {chaos.seconds:.0f} s")
     print(*(f"  {outcome}: {count}" for outcome, count in outcomes.most_common()), sep="\n")
     print(f"streams that went on at another router: {chaos.num_resumed}, at least")
+    print(f"draft tokens from the shared cache, of routers that are left: {chaos.num_cached}")
     print(f"faults: {len(chaos.faults)}")
     print(*(f"  {kind}: {n}" for kind, n in sorted(Counter(fault.kind for fault in chaos.faults).items())), sep="\n")
     for what, times in (

@@ -20,4 +20,5 @@ def test_no_request_fails_and_no_text_changes_whatever_is_killed_stopped_and_sca
     assert chaos.left_over == []
     assert outcomes["right"] > 20
     assert chaos.num_resumed > 0
+    assert chaos.num_cached > 0
     assert len({fault.kind for fault in chaos.faults}) > 4

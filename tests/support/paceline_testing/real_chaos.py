@@ -1,5 +1,5 @@
-"""A real cluster on one Ray while its processes are killed and stopped and its target groups come and go: what becomes
-of the requests of those who stay."""
+"""A real cluster on one Ray. Its processes and its cache server are killed and stopped, its groups come and go: what
+becomes of the requests of those who stay."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import httpx
 import psutil
 
+from cache_service.store.embedded_server import EmbeddedServer
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.serve import APPLICATION
@@ -40,10 +42,10 @@ _LOOK_AGAIN_S = 2.0
 _MEMORY_TURNS = 10  # of looks, from one measurement of memory to the next
 _UNSEEN_S = 8.0  # for which a fault may not show yet
 # From the end of one fault to the next: a draft worker that starts takes time that groups need.
-_REST_S = {"gateway": 15.0, "draft worker": 10.0}
+_REST_S = {"gateway": 15.0, "draft worker": 10.0, "cache server": 10.0}
 _AT_ONCE = 0.25  # share of the faults that come together with the one before
 _MEAN_PAUSE_S = 4.0  # before the others
-_LONGEST_STOP_S = 12.0
+_LONGEST_STOP_S = 12.0  # also of the cache's server after its end
 _WHOLE_WITHIN_S = 600.0
 
 _RESUMED = re.compile(r'^paceline_request_resumed_total\{gateway="(\w+)"\} (\S+)', re.MULTILINE)
@@ -80,6 +82,7 @@ class Chaos:
     faults: list[Fault] = field(default_factory=list)
     num_resumed: int = 0  # streams that went on elsewhere, at least: a killed gateway takes its last count with it
     most_bytes: int = 0  # of memory in the cluster's processes together
+    num_cached: int = 0  # draft tokens from the shared cache that were verified, by the routers that are left
     left_over: list[str] = field(default_factory=list)  # what was not as it should be in the end
 
     def outcome(self, record: Record) -> Outcome:
@@ -170,13 +173,14 @@ class _Watch:
 class _Faults:
     """Causes faults by chance, never so many that fewer than a third of the groups serve."""
 
-    def __init__(self, groups: int, watch: _Watch, chaos: Chaos, drawn: random.Random) -> None:
+    def __init__(self, groups: int, cache: EmbeddedServer, watch: _Watch, chaos: Chaos, drawn: random.Random) -> None:
         self._groups = groups
         self._wanted = groups
+        self._cache = cache
         self._watch = watch
         self._chaos = chaos
         self._drawn = drawn
-        self._stopped: list[tuple[threading.Timer, psutil.Process]] = []
+        self._going_on: list[tuple[threading.Timer, Callable[[], None]]] = []
         self._scaler = ThreadPoolExecutor(1)
         self._scaling: Future[None] | None = None
 
@@ -194,18 +198,22 @@ class _Faults:
 
     def end(self) -> None:
         """What is stopped goes on, and all groups come back."""
-        for timer, process in self._stopped:
+        for timer, go_on in self._going_on:
             timer.cancel()
-            _send(process, signal.SIGCONT)
+            timer.join()
+            go_on()
         if self._scaling is not None:
             self._scaling.result()
         _scale_to(self._groups)
 
     def _possible(self) -> list[str]:
         """Kinds of faults that leave enough alive."""
-        kinds = []
-        if self._has_rested("draft worker"):
-            kinds += ["kill draft worker", "stop draft worker"]
+        kinds = [
+            f"{how} {part}"
+            for part in ("draft worker", "cache server")
+            if self._has_rested(part)
+            for how in ("kill", "stop")
+        ]
         if self._num_spare() >= 1:
             kinds += ["kill rank", "kill group", "kill router", "stop rank", "stop router"]
         if self._may_scale():
@@ -240,17 +248,19 @@ class _Faults:
             self._scale()
             return
         how, _, part = kind.partition(" ")
-        found = ray_processes(_TITLES[part])
+        is_cache = part == "cache server"
+        found = [self._cache.pid] if is_cache else ray_processes(_TITLES[part])
         if not found:
             return
         process = psutil.Process(self._drawn.choice(found))
-        seconds = self._drawn.uniform(1.0, _LONGEST_STOP_S) if how == "stop" else 0.0
+        seconds = self._drawn.uniform(1.0, _LONGEST_STOP_S) if how == "stop" or is_cache else 0.0
         self._chaos.faults.append(Fault(kind, time.monotonic(), seconds))
         _send(process, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
-        if how == "stop":
-            timer = threading.Timer(seconds, _send, (process, signal.SIGCONT))
+        if seconds:
+            go_on = self._cache.restart if how == "kill" else partial(_send, process, signal.SIGCONT)
+            timer = threading.Timer(seconds, go_on)
             timer.start()
-            self._stopped.append((timer, process))
+            self._going_on.append((timer, go_on))
 
     def _scale(self) -> None:
         """To fewer groups if there are all, else to all."""
@@ -284,10 +294,10 @@ def _memory_bytes() -> int:
 
 
 def run_chaos(directory: Path, ports: dict[str, int], groups: int, seconds: float, seed: int) -> Chaos:
-    """On the Ray of this process. directory: for models; ports: of the gateway."""
+    """On the Ray of this process. directory: for models and the cache's server; ports: of the gateway."""
     target, draft = toy_models(directory)
     asked = _questions(target)
-    with _cluster(target, draft, ports, groups) as client:
+    with EmbeddedServer(directory / "cache") as cache, _cluster(target, draft, cache, ports, groups) as client:
         chaos = Chaos(time.monotonic(), seconds)
         watch = _Watch(client.url, chaos)
         try:
@@ -295,9 +305,11 @@ def run_chaos(directory: Path, ports: dict[str, int], groups: int, seconds: floa
             with Load(client, _clients(groups), asked, _MANNERS) as load:
                 load.wait_for_answers()
                 chaos.began = time.monotonic()
-                _Faults(groups, watch, chaos, random.Random(seed)).run(seconds)
+                _Faults(groups, cache, watch, chaos, random.Random(seed)).run(seconds)
             chaos.records = load.records
             _wait_until_whole(watch, groups)
+            page = httpx.get(f"{client.url}/metrics", timeout=30).text
+            chaos.num_cached = int(value_of(page, "paceline_spec_decode_num_draft_tokens_total", source="cache"))
             chaos.left_over = _left_over(client)
         finally:
             watch.close()
@@ -344,7 +356,7 @@ def _questions(target: Path) -> dict[str, Sequence[Question]]:
 
 
 @contextmanager
-def _cluster(target: Path, draft: Path, ports: dict[str, int], groups: int) -> Iterator[Client]:
+def _cluster(target: Path, draft: Path, cache: EmbeddedServer, ports: dict[str, int], groups: int) -> Iterator[Client]:
     """Groups by hand, a router for each."""
     model = {"device": "cpu", "kv_cache_tokens": _KV_TOKENS}
     config = ClusterConfig.model_validate(
@@ -352,7 +364,7 @@ def _cluster(target: Path, draft: Path, ports: dict[str, int], groups: int) -> I
             "target": {**model, "model": str(target), "served_name": "tiny", "exact": "bitwise", "max_groups": groups},
             "draft": {**model, "model": str(draft), "workers": _DRAFT_WORKERS},
             "gateway": {**ports, "replicas": _GATEWAYS},
-            "cache": {"url": "none"},
+            "cache": {"url": cache.url, "password_file": str(cache.password_file)},
         }
     )
     with deployed(config) as url:
