@@ -99,15 +99,26 @@ def test_bitwise_no_head_changes_a_token(target_dir, plain_tokens, head, batch_s
     assert local.core.counters.drafted_tokens["eagle"] > 0
 
 
+FEW, MANY = ({"max_new_tokens": count, "ignore_eos": True} for count in (16, 40))
+
+
+@pytest.fixture(scope="module")
+def plain_few(target_dir) -> list[list[int]]:
+    return tokens(local_engine(target_dir, "none").generate(LONG, **FEW))
+
+
+@pytest.fixture(scope="module")
+def plain_many(target_dir) -> list[list[int]]:
+    return tokens(local_engine(target_dir, "none").generate(PROMPTS, **MANY))
+
+
 @pytest.mark.parametrize("head", HEADS)
-def test_prompts_in_chunks_and_cached_prefixes_change_nothing(target_dir, head):
+def test_prompts_in_chunks_and_cached_prefixes_change_nothing(target_dir, plain_few, head):
     """Together the prompts are longer than a round takes; then they come again, and their prefix is cached."""
-    options = {"max_new_tokens": 16, "ignore_eos": True}
-    plain = tokens(local_engine(target_dir, "none").generate(LONG, **options))
     local = local_engine(target_dir, head)
-    assert tokens(local.generate(LONG, **options)) == plain
-    again = local.generate(LONG, **options)
-    assert tokens(again) == plain
+    assert tokens(local.generate(LONG, **FEW)) == plain_few
+    again = local.generate(LONG, **FEW)
+    assert tokens(again) == plain_few
     computed = sum(generation.target_rows - generation.draft_tokens for generation in again)
     assert computed < 0.5 * sum(map(len, LONG))
     check_integrity(local.target)
@@ -115,12 +126,10 @@ def test_prompts_in_chunks_and_cached_prefixes_change_nothing(target_dir, head):
 
 
 @pytest.mark.parametrize("head", ["eagle2", "eagle3-reduced"])
-def test_sequences_that_make_room_or_are_sent_again_lose_nothing(target_dir, head):
+def test_sequences_that_make_room_or_are_sent_again_lose_nothing(target_dir, plain_many, head):
     """Blocks for less than all of them, so that the youngest start over; and a target that forgets half-way."""
-    options = {"max_new_tokens": 40, "ignore_eos": True}
-    plain = tokens(local_engine(target_dir, "none").generate(PROMPTS, **options))
     crowded = local_engine(target_dir, head, kv_cache_tokens=256)
-    assert tokens(crowded.generate(PROMPTS, **options)) == plain
+    assert tokens(crowded.generate(PROMPTS, **MANY)) == plain_many
     assert crowded.core.counters.preempted > 0
     forgetful = local_engine(target_dir, head)
     rounds = iter(range(10**6))
@@ -129,7 +138,7 @@ def test_sequences_that_make_room_or_are_sent_again_lose_nothing(target_dir, hea
         if next(rounds) % 7 == 6:
             forgetful.target.clear()
 
-    assert tokens(forgetful.generate(PROMPTS, on_round=forget, **options)) == plain
+    assert tokens(forgetful.generate(PROMPTS, on_round=forget, **MANY)) == plain_many
     assert forgetful.core.counters.stale_sequences > 0
 
 

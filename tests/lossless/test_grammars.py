@@ -32,7 +32,7 @@ from cluster.offline.engine import LocalEngine
 from cluster.text.constraint_grammar import constraint_grammar
 from cluster.text.special_tokens import special_token_ids
 from paceline_testing.chi_square import chi_square_tail
-from paceline_testing.grammar_cases import HARD_TAIL, PERSON, allowed_after, few_items
+from paceline_testing.grammar_cases import HARD_TAIL, PERSON, few_items
 from paceline_testing.tiny_models import BYTE_VOCAB_SIZE, make_byte_tokenizer, save_tiny_model
 
 EOS = 256
@@ -103,6 +103,7 @@ def reference(directory: Path, constraint: str, way: str) -> list[tuple[list[int
         states.append(SequenceSampling(options.sampling((options.seed or 0) + index), len(prompt)))
         states[-1].extend(np.array(prompt))
     answers: list[list[int]] = [[] for _ in PROMPTS]
+    matchers = [_grammars().matcher(text) for _ in PROMPTS]
     stopped: set[int] = set()
     for count in range(NEW_TOKENS):
         running = [index for index in range(len(PROMPTS)) if index not in stopped]
@@ -114,7 +115,7 @@ def reference(directory: Path, constraint: str, way: str) -> list[tuple[list[int
         for index, logits in zip(running, last, strict=True):
             answer, state = answers[index], states[index]
             masked = torch.full_like(logits, -torch.inf)
-            allowed = allowed_after(_grammars(), text, answer)
+            allowed = matchers[index].allowed_tokens()
             masked[0, allowed] = logits[0, allowed]
             no_path = [np.empty(0, np.int32)]
             rows = rows_for([state], np.zeros(1, np.int64), np.array([len(PROMPTS[index]) + count]), no_path)
@@ -124,9 +125,9 @@ def reference(directory: Path, constraint: str, way: str) -> list[tuple[list[int
                 continue
             answer.append(token)
             state.extend(np.array([token]))
-            matcher = _grammars().matcher(text)
-            assert matcher.follow(answer)
-            if matcher.is_complete:
+            matchers[index] = _grammars().matcher(text)
+            assert matchers[index].follow(answer)
+            if matchers[index].is_complete:
                 stopped.add(index)
     return [(answer, "stop" if index in stopped else "length") for index, answer in enumerate(answers)]
 

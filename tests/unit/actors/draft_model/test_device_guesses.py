@@ -41,7 +41,7 @@ def drafts(
     mask_token: int | None = None,
     grammars: Grammars | None = None,
     num_rounds: int = 2,
-    num_nodes: int = 8,
+    num_nodes: int = 5,
 ):
     """Trees of two rounds: after a prompt, and after tokens that the drafts foresaw or not."""
     columns = VOCAB if vocab_map is None else len(vocab_map)
@@ -55,7 +55,7 @@ def drafts(
     options = EngineOptions(256, 4, attention=attention)
     engine = DraftEngine(model.to(device), options, vocab_map, mask_token=mask_token, grammars=grammars)
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 23, 17, 9)]
+    prompts = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 17, 2, 9)]
     found = []
     items = [
         DraftItem(
@@ -83,7 +83,7 @@ def drafts(
 )
 def test_trees_are_the_same_for_all_kinds_of_sampling(triton_device, vocab_map):
     wanted = drafts("padded", triton_device, SAMPLINGS, vocab_map)
-    assert sum(len(tokens) for tokens, _ in wanted) > 30
+    assert sum(len(tokens) for tokens, _ in wanted) > 20
     assert drafts("triton_tree", triton_device, SAMPLINGS, vocab_map) == wanted
 
 
@@ -107,7 +107,7 @@ def test_trees_within_grammars_are_the_same(triton_device, monkeypatch):
 
 def test_trees_of_a_parallel_model_are_the_same(triton_device):
     wanted = drafts("padded", triton_device, SAMPLINGS, None, mask_token=60)
-    assert sum(len(tokens) for tokens, _ in wanted) > 30
+    assert sum(len(tokens) for tokens, _ in wanted) > 20
     assert drafts("triton_tree", triton_device, SAMPLINGS, None, mask_token=60) == wanted
 
 

@@ -135,7 +135,7 @@ def test_replayed_rounds_say_what_the_host_says(triton_device, num_successors):
 
 @pytest.mark.usefixtures("torch_kernels")
 def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device, monkeypatch):
-    limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=6, successors=2)
+    limits = RoundLimits(prefill_rows=8, sequences=3, draft_rows=3, successors=2)
     engine = recordable_engine("triton_tree", triton_device)
     assert record_rounds(engine, limits) == 0
     engine._runner._launches = RecordedLaunches(OpGraphs())
@@ -145,7 +145,7 @@ def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device, mo
             VerifyItem(
                 SequenceDelta(seq_id, 0, np.ones(1, np.int32)),
                 1,
-                DraftTree.chain(np.arange(2), np.ones(2)),
+                DraftTree.chain(np.arange(1), np.ones(1)),
                 SequenceStart(SAMPLINGS[0], 1),
             )
             for seq_id in seq_ids
@@ -159,8 +159,8 @@ def test_rounds_are_recorded_ahead_and_tell_when_they_were_not(triton_device, mo
     with monkeypatch.context() as patched:
         patched.setattr(engine._runner, "_flashinfer", object())
         assert record_rounds(engine, limits) == 0
-    # One sequence: 1, 2, 4 and 8 rows. Two: 2, 4 and 8. Three, padded to four: 4, 8 and 12.
-    assert record_rounds(engine, limits) == len(recordable_shapes(limits)) == 10
+    # One sequence: 1, 2 and 4 rows. Two: 2, 4 and 8. Three, padded to four: 4 and 8.
+    assert record_rounds(engine, limits) == len(recordable_shapes(limits)) == 8
     assert engine.num_sequences == 0
     assert are_new([1]) == are_new([1, 2, 3]) == [False] * 3
 

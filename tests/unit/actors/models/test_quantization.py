@@ -379,13 +379,13 @@ for how, *afterwards in map(str.split, sys.argv[3:]):
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read from Linux's /proc")
 def test_a_quantized_load_never_holds_the_whole_weights(tmp_path):
     config = LlamaConfig(
-        vocab_size=512, hidden_size=1024, intermediate_size=2816, num_hidden_layers=6, num_attention_heads=16,
+        vocab_size=512, hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, num_attention_heads=16,
         num_key_value_heads=4,
     )  # fmt: skip
     big = saved(tmp_path / "big", LlamaForCausalLM(config))
     tiny = save_tiny_model(tmp_path / "tiny")
     whole = sum(file.stat().st_size for file in big.path.glob("*.safetensors"))
-    assert whole > 200 << 20
+    assert whole > 150 << 20
 
     # Memory goes back when it is freed, so that the peak is what was needed at once.
     settings = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}

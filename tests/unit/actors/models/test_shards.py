@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,13 @@ from actors.engine.compiled.layers import compile_model
 from actors.engine.compiled.merged_linears import LinearSlice
 from actors.engine.cpu_kernels.panel_linear import PanelLinear
 from actors.engine.model_runner import ModelRunner
-from actors.engine.rank_group import find_meeting, join_group, leave_group, open_meeting
+from actors.engine.rank_group import leave_group
 from actors.models.collectives import all_reduce, gather_columns, use_symmetric_memory
 from actors.models.loader import load_model
 from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
 from actors.models.source import ModelSource
 from paceline_testing.forests import forest_of
+from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 
 VOCAB = 197  # ranks have 99 and 98
 _EXPERTS = {"num_experts_per_tok": 2}
@@ -77,12 +77,7 @@ def save(kind: str, directory: Path) -> None:
     model.save_pretrained(directory)
 
 
-def run_rank(rank: int, directory: Path, ports, said) -> None:
-    torch.set_num_threads(1)
-    meeting = open_meeting("127.0.0.1", 60.0) if rank == 0 else find_meeting("127.0.0.1", ports.get(timeout=60), 60.0)
-    if rank == 0:
-        ports.put(meeting.port)
-    join_group(meeting, rank, 2, "cpu", 60.0)
+def run_rank(rank: int, ring, said, directory: Path) -> None:
     use_symmetric_memory(torch.device("cpu"), torch.float32)  # which has none
     assert all_reduce(torch.tensor([1.0, rank])).tolist() == [2.0, 1.0]
     ids = torch.arange(3, 40)[None]
@@ -119,7 +114,6 @@ def run_rank(rank: int, directory: Path, ports, said) -> None:
                 2 if kind == "deepseek_v2" else 4
             )
             torch.testing.assert_close(runner.forward(batch, np.arange(37)), wanted, atol=1e-4, rtol=0)
-    leave_group()
 
 
 def rows_of(model: nn.Module) -> list[SummedRows]:
@@ -129,15 +123,8 @@ def rows_of(model: nn.Module) -> list[SummedRows]:
 def test_two_ranks_without_wrappers_compute_what_the_unpatched_model_does(tmp_path):
     for kind in KINDS:
         save(kind, tmp_path / kind)
-    context = multiprocessing.get_context("spawn")
-    ports, said = context.Queue(), context.Queue()
-    ranks = [context.Process(target=run_rank, args=(rank, tmp_path, ports, said)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    found = [said.get(timeout=120) for kind in KINDS for _ in quantizations(kind)]
-    for process in ranks:
-        process.join(timeout=60)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    with ranks_at_work(2, run_rank, tmp_path) as said:
+        found = [said.get(timeout=ANSWER_WITHIN_S) for kind in KINDS for _ in quantizations(kind)]
     assert {(kind, quantization) for kind, quantization, _ in found} == {
         (kind, quantization) for kind in KINDS for quantization in quantizations(kind)
     }

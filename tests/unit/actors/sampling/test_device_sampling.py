@@ -341,7 +341,8 @@ print("compiled")
 
 
 @pytest.mark.whole
-def test_kernels_compile_for_hopper(tmp_path: Any) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+def test_kernels_compile_for_hopper() -> None:
+    """Triton finds in its cache what has not changed since another run."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "compiled\n", done.stderr

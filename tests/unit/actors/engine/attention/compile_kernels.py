@@ -1,6 +1,7 @@
 """Compiles the kernels of attention and quantized products for NVIDIA GPUs, without one; prints a JSON line for each.
 
-A program of its own, because it must import Triton without its interpreter.
+A program of its own, because it must import Triton without its interpreter. Its argument is
+"each kernel" or "other shapes".
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -72,47 +75,55 @@ def product(capability: int, group: int, rows: int, in_features: int, out_featur
     return {**made, **limit, "in_features": in_features, "out_features": out_features}
 
 
+LLAMA = {
+    "heads": 32, "kv_heads": 8, "head_dim": 128, "value_dim": 128, "rows_per_sequence": 64, "is_split": True,
+    "window": 0, "has_softcap": False, "has_sinks": False,
+}  # fmt: skip
+EVERYTHING = {
+    "heads": 9, "kv_heads": 3, "head_dim": 256, "value_dim": 80, "rows_per_sequence": 64, "is_split": False,
+    "window": 1024, "has_softcap": True, "has_sinks": True,
+}  # fmt: skip
+DEEPSEEK = LLAMA | {"heads": 128, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shares_values": True}
+
+
+def each_kernel() -> Iterator[dict[str, Any]]:
+    """Every kernel once, and every architecture."""
+    yield attend(90, torch.bfloat16, **DEEPSEEK)
+    yield attend(80, torch.bfloat16, **EVERYTHING)
+    yield compiled(
+        tree_kernels.combine_kernel,
+        80,
+        combine_constants(heads=32, value_dim=128, num_splits=128, has_sinks=True),
+        dict.fromkeys(("parts", "log_sums"), "*fp32")
+        | dict.fromkeys(("output", "sinks"), "*bf16")
+        | dict.fromkeys(("first_rows", "begins"), "*i32"),
+    )
+    yield compiled(
+        attend_row_kernel,
+        80,
+        row_constants(heads=32, kv_heads=8, head_dim=256, value_dim=256, has_softcap=True),
+        dict.fromkeys(("query", "keys", "values", "output"), "*bf16")
+        | dict.fromkeys(("context", "starts"), "*i64")
+        | dict.fromkeys(FLOAT32, "fp32"),
+    )
+    yield product(90, 32, 64, 4096, 28672)
+    yield product(86, 0, 64, 4096, 4096)
+    yield product(80, 32, 64, 4000, 4096)
+
+
+def other_shapes() -> Iterator[dict[str, Any]]:
+    yield attend(90, torch.bfloat16, **LLAMA)
+    largest_tile = LLAMA | {"rows_per_sequence": 8, "keys": 2048, "has_large_shared": True}
+    yield attend(80, torch.bfloat16, **largest_tile) | {"limit": _LARGE_SHARED}
+    yield product(90, 0, 64, 4096, 28672)
+    yield product(86, 32, 64, 4096, 28672)
+    yield product(80, 0, 64, 4000, 4096)
+
+
 def main() -> None:
     triton.knobs.nvidia.dump_ptxas_log = True
-    llama = {
-        "heads": 32, "kv_heads": 8, "head_dim": 128, "value_dim": 128, "rows_per_sequence": 64, "is_split": True,
-        "window": 0, "has_softcap": False, "has_sinks": False,
-    }  # fmt: skip
-    everything = {
-        "heads": 9, "kv_heads": 3, "head_dim": 256, "value_dim": 80, "rows_per_sequence": 64, "is_split": False,
-        "window": 1024, "has_softcap": True, "has_sinks": True,
-    }  # fmt: skip
-    deepseek = llama | {"heads": 128, "kv_heads": 1, "head_dim": 576, "value_dim": 512, "shares_values": True}
-    for line in (
-        attend(90, torch.bfloat16, **deepseek),
-        attend(90, torch.bfloat16, **llama),
-        attend(80, torch.bfloat16, **everything),
-        # The largest tile
-        attend(80, torch.bfloat16, **llama | {"rows_per_sequence": 8, "keys": 2048, "has_large_shared": True})
-        | {"limit": _LARGE_SHARED},
-        compiled(
-            tree_kernels.combine_kernel,
-            80,
-            combine_constants(heads=32, value_dim=128, num_splits=128, has_sinks=True),
-            dict.fromkeys(("parts", "log_sums"), "*fp32")
-            | dict.fromkeys(("output", "sinks"), "*bf16")
-            | dict.fromkeys(("first_rows", "begins"), "*i32"),
-        ),
-        compiled(
-            attend_row_kernel,
-            80,
-            row_constants(heads=32, kv_heads=8, head_dim=256, value_dim=256, has_softcap=True),
-            dict.fromkeys(("query", "keys", "values", "output"), "*bf16")
-            | dict.fromkeys(("context", "starts"), "*i64")
-            | dict.fromkeys(FLOAT32, "fp32"),
-        ),
-        product(90, 0, 64, 4096, 28672),
-        product(90, 32, 64, 4096, 28672),
-        product(86, 0, 64, 4096, 4096),
-        product(86, 32, 64, 4096, 28672),
-        product(80, 0, 64, 4000, 4096),
-        product(80, 32, 64, 4000, 4096),
-    ):
+    lines = {"each kernel": each_kernel, "other shapes": other_shapes}[sys.argv[1]]
+    for line in lines():
         print(json.dumps(line))
 
 
