@@ -10,7 +10,6 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from transformers.models.auto.modeling_auto import (
@@ -25,11 +24,11 @@ BEGIN, END = "<!-- families of models -->", "<!-- end of families -->"
 _COUNTS = re.compile(r"(\d+) of the (\d+) model types[^.]*?(\d+)[^.]*?(\d+)")
 
 
-def check_all(model_types: Sequence[str] = MODEL_TYPES) -> dict[str, ModelCheck]:
+def check_all() -> dict[str, ModelCheck]:
     """By model type."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of models that are made, about themselves
-        return {model_type: check_model_type(model_type) for model_type in model_types}
+        return {model_type: check_model_type(model_type) for model_type in MODEL_TYPES}
 
 
 def tables_of(checks: dict[str, ModelCheck]) -> str:
@@ -47,16 +46,6 @@ def tables_of(checks: dict[str, ModelCheck]) -> str:
         if rows:
             parts.append(f"## {outcome.capitalize()}\n\n| model type | reason |\n| --- | --- |\n" + "\n".join(rows))
     return "\n\n".join(parts)
-
-
-def outcomes_in(page: str) -> dict[str, str]:
-    """By model type, as `tables_of` gives them."""
-    found = {}
-    for part in tables_in(page).split("\n\n## ")[1:]:
-        title, _, body = part.partition("\n")
-        names = re.findall(r"^\| `(.+?)` \|" if "| reason |" in body else r"`(.+?)`", body, re.MULTILINE)
-        found |= dict.fromkeys(names, title.lower())
-    return found
 
 
 def tables_in(page: str) -> str:
