@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION
+from cluster.ray_names import APPLICATION
 from paceline_testing import mtp_checkpoints
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION, DIRECTORY
+from cluster.ray_names import APPLICATION, DIRECTORY
 from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft

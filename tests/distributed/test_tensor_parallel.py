@@ -32,7 +32,8 @@ from actors.models.shards import VocabularyShard
 from actors.models.source import ModelSource
 from actors.options import Quantization, TargetGroupOptions
 from actors.workers.settings import TargetSettings
-from actors.workers.target_group import RankHealth, TargetGroup
+from actors.workers.target_group import TargetGroup
+from actors.workers.target_rank import RankHealth
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.free_ports import free_ports
 from paceline_testing.integrity import check_integrity
