@@ -117,7 +117,7 @@ class Load:
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == self._wanted[index]
             self.num_served += 1
-            time.sleep(0.5)  # any load is reason enough, and the workers that come need the machine
+            time.sleep(1.0)  # any load is reason enough, and the workers that come need the machine
 
     def wait_for_answers(self, number: int) -> None:
         before = self.num_served

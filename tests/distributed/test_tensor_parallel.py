@@ -383,7 +383,7 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
     source = ModelSource("tiny", "tiny", two_ranks_dir)
     fields = (
         source,
-        OPTIONS.model_copy(update={"tensor_parallel": 2, "start_timeout_s": 60.0, "health_timeout_s": 60.0}),
+        OPTIONS.model_copy(update={"tensor_parallel": 2, "start_timeout_s": 240.0, "health_timeout_s": 60.0}),
     )
 
     class Settings(TargetSettings):
