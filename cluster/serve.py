@@ -48,14 +48,12 @@ from cluster.errors import ConfigError
 from cluster.gateway.deployment import gateway_application
 from cluster.gateway.served_model import ServedModel
 from cluster.node_metrics import MOST_ON_PAGE
+from cluster.ray_names import DIRECTORY
 from cluster.router.configured_drafters import checked_drafters
 from cluster.router.deployment import RouterSettings, router_application
 from cluster.router.prefill_budget import round_limits
 from cluster.tenants.access import TenantAccess, tenant_access
 from cluster.text.tools.detect import format_of
-
-APPLICATION = "paceline"
-DIRECTORY = "paceline-directory"
 
 _Pool = TypeVar("_Pool", bound=DraftPoolOptions)
 _OUTCOMES_AHEAD = 8  # drafted for ahead by a GPU

@@ -9,6 +9,7 @@ import socket
 
 from actors.workers.ray_environment import leave_loopback_addresses, local_ray_addresses, use_own_token
 from cluster.errors import ConfigError
+from cluster.ray_names import APPLICATION
 
 _HOST_AND_PORT = r".+:[0-9]+"
 
@@ -36,8 +37,6 @@ def prepare_to_join(address: str) -> None:
 def start_ray(num_cpus: float, address: str | None) -> None:
     """Start Ray here, with room for `num_cpus` at least, or join the cluster at an address. Raises ConfigError."""
     import ray
-
-    from cluster.serve import APPLICATION
 
     try:
         if address is None:

@@ -18,6 +18,7 @@ from actors.pool_names import DRAFT_POOL, FIRST_POOL, deployment_of, pool_of_dep
 from cluster.cli.model_change import change_model
 from cluster.cli.ray_connection import prepare_to_join, start_ray
 from cluster.errors import ConfigError
+from cluster.ray_names import APPLICATION, DIRECTORY
 
 if TYPE_CHECKING:
     from actors.workers.directory import DirectoryHandle, Role
@@ -138,7 +139,6 @@ def _scale(pool: _Pool, number: int | None, address: str, wait_s: float, model: 
 
 def _directory(address: str) -> DirectoryHandle:
     from actors.workers.directory import find_directory
-    from cluster.serve import DIRECTORY
 
     try:
         return find_directory(DIRECTORY)
@@ -150,8 +150,6 @@ def _deployment(name: str) -> dict[str, Any]:
     """A deployment's state, from Serve's controller. Raises Unavailable while there is none."""
     from ray.serve.context import _get_global_client  # `serve.status` tells no wanted numbers
     from ray.serve.exceptions import RayServeException
-
-    from cluster.serve import APPLICATION
 
     try:
         details = _get_global_client().get_serve_details()

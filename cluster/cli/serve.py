@@ -28,6 +28,7 @@ from cluster.cli.ray_connection import gpus_of_nodes, listens, prepare_to_join, 
 from cluster.config import NO_CACHE, CacheConfig, ClusterConfig, load_config
 from cluster.errors import ConfigError
 from cluster.gateway_config import GatewayConfig
+from cluster.ray_names import APPLICATION, DIRECTORY
 from cluster.tenants.access import tenant_access
 
 _ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception|Unavailable|InvalidRequest): ")  # the end of a traceback
@@ -123,7 +124,7 @@ def _run(plan, address: str | None, stop: threading.Event) -> None:  # type: ign
     from ray import serve as ray_serve
 
     from cluster.gateway.deployment import start_proxies
-    from cluster.serve import APPLICATION, cluster_application, told_gpu_shares, with_gpu_shares
+    from cluster.serve import cluster_application, told_gpu_shares, with_gpu_shares
 
     _tell_models(plan)
     if not _start_ray_unless_stopped(plan.num_cpus, address, stop):
@@ -239,7 +240,6 @@ def _leave_ray() -> None:
     from ray import serve as ray_serve
 
     from actors.workers.directory import find_directory
-    from cluster.serve import APPLICATION, DIRECTORY
 
     if set(ray_serve.status().applications) <= {APPLICATION}:
         ray_serve.shutdown()
@@ -308,8 +308,6 @@ def _report_failed_starts(told: set[str]) -> None:
     """
     from ray import serve as ray_serve
     from ray.serve.schema import ApplicationStatus, DeploymentStatus
-
-    from cluster.serve import APPLICATION
 
     application = ray_serve.status().applications.get(APPLICATION)
     if application is None:

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION
+from cluster.ray_names import APPLICATION
 from paceline_testing import mtp_checkpoints
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed
@@ -409,7 +409,11 @@ class TestTensorParallelCluster:
             found = pool.map(lambda prompt: cluster.stream(prompt, max_tokens=80, speculation=speculation), PROMPTS[:4])
             assert list(found) == wanted
         assert drafted_by_the_head(cluster) > 0
+        speculation = {"drafters": ["draft_model"]}
+        assert cluster.stream(PROMPTS[0], max_tokens=80, speculation=speculation) == wanted[0]
+        assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model") > 0
 
+    @pytest.mark.slow  # the loss of a worker is above; that a rank's end is a worker's, in test_draft_ranks.py
     def test_a_draft_rank_that_dies_in_the_middle_of_streams_costs_and_repeats_no_token(self, cluster, wanted):
         seen = threading.Semaphore(0)
         (process,) = ray_processes("DraftRank")

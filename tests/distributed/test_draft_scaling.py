@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION, DIRECTORY
+from cluster.ray_names import APPLICATION, DIRECTORY
 from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
@@ -117,7 +117,7 @@ class Load:
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == self._wanted[index]
             self.num_served += 1
-            time.sleep(0.5)  # any load is reason enough, and the workers that come need the machine
+            time.sleep(1.0)  # any load is reason enough, and the workers that come need the machine
 
     def wait_for_answers(self, number: int) -> None:
         before = self.num_served

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
-from cluster.serve import APPLICATION
+from cluster.ray_names import APPLICATION
 from paceline_testing.deployed import deployed, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of

@@ -1,4 +1,5 @@
-"""Two real routers: what one cannot answer in time, the other is asked for, and their statuses are heard unasked."""
+"""Two real routers: what one cannot answer in time, the other is asked for, their statuses are heard unasked, and a
+scraper finds their metrics at the agent of the Ray node."""
 
 from __future__ import annotations
 
@@ -6,21 +7,26 @@ import asyncio
 import itertools
 import time
 
+import httpx
 import msgspec
 import pytest
+import ray
+from prometheus_client.parser import text_string_to_metric_families
 from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.handle import DeploymentHandle
 
 from actors.errors import ObjectiveUnreachable
 from actors.messages import GenerationRequest, Refusal
+from cluster import serve as serve_module
 from cluster.config import ClusterConfig
+from cluster.gateway import deployment as gateway_deployment
 from cluster.gateway.resume import generate_unbroken
 from cluster.gateway.router_client import RouterClient, ask_all, status_of_all
+from cluster.ray_names import APPLICATION, DIRECTORY
 from cluster.routing.heard_statuses import heard_statuses
-from cluster.serve import APPLICATION, DIRECTORY
-from paceline_testing.deployed import deployed
+from paceline_testing.deployed import deployed, wait_for
 from paceline_testing.rounds import toy_request
-from paceline_testing.scraped import value_of
+from paceline_testing.scraped import value_of, values_of
 from paceline_testing.tiny_models import save_tiny_model
 
 LONG = 60_000  # tokens, which outlast the test: attention alone takes minutes
@@ -28,12 +34,16 @@ WARM = 100  # tokens of first answers
 WITHIN_S = 100.0
 HELD = ("paceline_sequences_waiting", "paceline_sequences_running")
 REFUSED = ("paceline_objective_refusals_total",)
+GENERATED = "paceline_generation_tokens_total"
+TOLD_ROUTERS = 33
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def routers(ray_here, ports, tmp_path_factory):
+    """The processes are told that there are more of their kind than one page of metrics shows: so many would not fit
+    here."""
     model = save_tiny_model(
         tmp_path_factory.mktemp("target"), "llama", 5, layers=4, hidden_size=96, max_positions=65_536
     )
@@ -48,11 +58,17 @@ def routers(ray_here, ports, tmp_path_factory):
             "cache": {"url": "none"},
         }
     )
-    with pytest.MonkeyPatch.context() as patch, deployed(config):
+    application = serve_module.gateway_application
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve_module, "MOST_ON_PAGE", 0)
+        patch.setattr(gateway_deployment, "MOST_ON_PAGE", 0)
+        many = {"num_routers": TOLD_ROUTERS}
+        patch.setattr(serve_module, "gateway_application", lambda *given, **more: application(*given, **more | many))
         # A busy router may say late how many requests it has: by default Serve gives the request to another one then.
         patch.setattr(RequestRouter, "queue_len_response_deadline_s", 10.0)
-        # Serve's function for handles returns one of an earlier test, which had another policy for its routers.
-        yield DeploymentHandle("Router", APPLICATION)
+        with deployed(config):
+            # Serve's function for handles returns one of an earlier test, which had another policy for its routers.
+            yield DeploymentHandle("Router", APPLICATION)
 
 
 class FirstAsks(RouterClient):
@@ -213,3 +229,27 @@ async def refused_by_one_then_by_both(routers):
     finally:
         for _, first, chunks in streams:
             await end(first, chunks)
+
+
+def scraped(name, label):
+    """The sum of the samples of that name at the agent of the node, which all name the process."""
+    (node,) = ray.nodes()
+    page = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30).text
+    lines = "".join(f"{line}\n" for line in page.splitlines() if line.startswith(name))  # to read all takes a second
+    samples = [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+    samples = [sample for sample in samples if sample.name == name]
+    assert all(sample.labels.get(label) for sample in samples), samples
+    return sum(sample.value for sample in samples)
+
+
+def test_each_process_tells_its_node_and_the_page_has_no_routers(routers, ports):
+    url = f"http://127.0.0.1:{ports['http_port']}"
+    body = {"prompt": "one", "max_tokens": 7, "temperature": 0, "ignore_eos": True}
+    assert httpx.post(f"{url}/v1/completions", json=body, timeout=120).status_code == 200
+    page = httpx.get(f"{url}/metrics", timeout=30).text
+    assert sum(values_of(page, GENERATED)) >= 7
+    assert values_of(page, "paceline_rounds_total") == []
+    assert values_of(page, "paceline_metrics_missing_routers") == [TOLD_ROUTERS]
+    wait_for(lambda: scraped(f"ray_{GENERATED}", "gateway") >= 7, "the gateway's figures")
+    wait_for(lambda: scraped("ray_paceline_rounds_total", "router") >= 1, "the router's figures")
+    assert scraped("ray_paceline_time_to_first_token_seconds_count", "gateway") >= 1

@@ -16,7 +16,7 @@ import pytest
 
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION
+from cluster.ray_names import APPLICATION
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.panels import everything_asked, names_in

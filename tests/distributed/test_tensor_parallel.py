@@ -32,7 +32,8 @@ from actors.models.shards import VocabularyShard
 from actors.models.source import ModelSource
 from actors.options import Quantization, TargetGroupOptions
 from actors.workers.settings import TargetSettings
-from actors.workers.target_group import RankHealth, TargetGroup
+from actors.workers.target_group import TargetGroup
+from actors.workers.target_rank import RankHealth
 from paceline_testing.drafting import tree_to_verify
 from paceline_testing.free_ports import free_ports
 from paceline_testing.integrity import check_integrity
@@ -382,7 +383,7 @@ async def test_a_group_fails_with_the_error_of_the_one_rank_that_cannot_load_tho
     source = ModelSource("tiny", "tiny", two_ranks_dir)
     fields = (
         source,
-        OPTIONS.model_copy(update={"tensor_parallel": 2, "start_timeout_s": 60.0, "health_timeout_s": 60.0}),
+        OPTIONS.model_copy(update={"tensor_parallel": 2, "start_timeout_s": 240.0, "health_timeout_s": 60.0}),
     )
 
     class Settings(TargetSettings):

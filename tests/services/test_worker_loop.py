@@ -1,6 +1,8 @@
 """The loop of a worker over a real link: progress that health checks can see, failures that end no loop."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,8 @@ from actors.links.client import AsyncLink
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import DraftBatch, DraftResult, Failure, Hello, VerifyBatch, VerifyResult, WorkerInfo
-from actors.workers.target_group import RankHealth, check_ranks
+from actors.workers.target_group import check_ranks
+from actors.workers.target_rank import RankHealth
 from actors.workers.worker_loop import WorkerLoop
 
 ROUTER_KEYS = LinkKeys.generate()
@@ -172,3 +175,9 @@ def test_a_group_fails_its_health_check_when_a_batch_takes_too_long_or_a_rank_ha
         check_ranks([busy, idle], 20.0)
     with pytest.raises(Unavailable, match="rank 1: RuntimeError"):
         check_ranks([busy, RankHealth("RuntimeError: gone", 9, 0.0, 1)], 60.0)
+
+
+def test_the_process_of_a_rank_does_not_import_ray_serve():
+    code = "import sys, actors.workers.target_rank; print({'ray', 'ray.serve'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "{'ray'}\n"

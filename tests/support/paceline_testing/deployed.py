@@ -13,7 +13,8 @@ from ray import serve
 
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
-from cluster.serve import APPLICATION, DIRECTORY, cluster_application, plan_cluster
+from cluster.ray_names import APPLICATION, DIRECTORY
+from cluster.serve import cluster_application, plan_cluster
 from paceline_testing.ray_processes import ray_processes
 
 _START_WITHIN_S = 120.0

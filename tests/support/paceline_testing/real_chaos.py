@@ -22,7 +22,7 @@ import psutil
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
-from cluster.serve import APPLICATION
+from cluster.ray_names import APPLICATION
 from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
