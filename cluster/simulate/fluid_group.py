@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,12 @@ class FluidGroup:
         self._answer_rounds = _USUAL_ROUNDS
         self._is_news_planned = False
         self._told_at = 0.0
+        self._began_at = events.now
         self._make_announcer = make_announcer
         self._begin_anew()
         if make_announcer is not None:
             self._plan_news()
-            events.every(_SAME_NEWS_S / 2, self._repeat_news)
+            self._repeat_later()
 
     def _begin_anew(self) -> None:
         self._scheduler = Scheduler(self._config, _BLOCK)
@@ -121,9 +123,16 @@ class FluidGroup:
             self._is_news_planned = True
             self._events.at((self._events.now // ANNOUNCE_PERIOD_S + 1.0) * ANNOUNCE_PERIOD_S, self._announce)
 
+    def _repeat_later(self) -> None:
+        """At the next of the times, half a second apart, at which news that say the same are due."""
+        period_s = _SAME_NEWS_S / 2
+        due = max(self._told_at + _SAME_NEWS_S, self._events.now + period_s) - self._began_at
+        self._events.at(self._began_at + ceil(due / period_s) * period_s, self._repeat_news)
+
     def _repeat_news(self) -> None:
         if not self._is_news_planned and self._events.now >= self._told_at + _SAME_NEWS_S:
             self._announce()
+        self._repeat_later()
 
     def _announce(self) -> None:
         self._is_news_planned = False

@@ -53,8 +53,10 @@ class ServiceRates:
         most_prefill: int | None,
         tokens_per_round: Sequence[float] = (1.0,),
         drafting: Drafting | None = None,
+        cache_gain: float = 0.0,
     ) -> None:
-        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests."""
+        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests.
+        cache_gain: as in `RouterLoad`."""
         speeds = np.asarray(tokens_per_round, np.float64)
         self._speeds = speeds * (1.0 / speeds).mean()  # to the mean one, so that rounds a token stay the same
         known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
@@ -63,6 +65,7 @@ class ServiceRates:
         self._tokens = [seen.tokens / seen.sequences for _, seen in known]
         self._rows = [seen.rows / seen.rounds for _, seen in known]
         self.drafting = drafting or Drafting()
+        self._cache_gain = cache_gain
         self._times = times
         self._curve = StepTimeCurve(profile_of(times), times.row_steps)
         self._most_prefill = most_prefill
@@ -97,6 +100,7 @@ class ServiceRates:
             round_s=round_s,
             sequence_s=sequence_s,
             answer_rounds=answer_rounds,
+            cache_gain=self._cache_gain,
         )
 
     def _computed_costs(self, running: int, places: int) -> tuple[float, float, float]:

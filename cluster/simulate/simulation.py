@@ -41,6 +41,7 @@ class Report:
     # Of exact groups, after the warm-up:
     by_running: dict[int, RoundCounts] = field(repr=False)  # rounds that only decode, by their sequences
     draft_prompt_s: float = 0.0  # of draft workers, for prompts
+    num_from_cache: int = 0  # tokens of answers from the shared cache, since the start
 
     def as_json(self) -> dict[str, Any]:
         rates = {str(count): asdict(counts) for count, counts in sorted(self.by_running.items())}
@@ -130,8 +131,8 @@ class Simulation:
         """By turns, of those that are there; any where none is."""
         gateways, first = self.cluster.gateways, self._num_sent
         self._num_sent += 1
-        turns = [gateways[(first + number) % len(gateways)] for number in range(len(gateways))]
-        return next((gateway for gateway in turns if gateway.is_there), turns[0])
+        turns = (gateways[(first + number) % len(gateways)] for number in range(len(gateways)))
+        return next((gateway for gateway in turns if gateway.is_there), gateways[first % len(gateways)])
 
     def _ended(self, call: ClientCall) -> None:
         self.calls.remove(call)
@@ -175,13 +176,14 @@ class Simulation:
             "wall_s": wall_s,
         }
         by_running: dict[int, RoundCounts] = {}
-        draft_prompt_s = 0.0
+        draft_prompt_s, num_from_cache = 0.0, 0
         for group in cluster.groups.values():
             if isinstance(group, ExactGroup):
                 draft_prompt_s += group.draft_prompt_s
+                num_from_cache += group.num_from_cache
                 for count, seen in group.by_running.items():
                     by_running.setdefault(count, RoundCounts()).add(seen)
-        return Report(figures, self.records, by_running, draft_prompt_s)
+        return Report(figures, self.records, by_running, draft_prompt_s, num_from_cache)
 
 
 def _one_group(config: ClusterConfig) -> ClusterConfig:
@@ -210,6 +212,7 @@ def measured_rates(
         drafting = measured_drafting(config, options, texts=texts, times=times)
     by_running: dict[int, RoundCounts] = {}
     speeds: list[float] = []
+    num_tokens = num_from_cache = 0
     one_group = _one_group(config)
     for clients in (count for count in _RATE_COUNTS if count <= config.router.max_running):
         traffic = options.traffic.model_copy(update={"clients": clients, "think_s": 0.0, "tool_s": 0.0})
@@ -217,8 +220,11 @@ def measured_rates(
         report = Simulation(one_group, closed, texts=texts, times=times).run()
         for count, seen in report.by_running.items():
             by_running.setdefault(count, RoundCounts()).add(seen)
+        num_tokens += sum(record.num_tokens for record in report.records)
+        num_from_cache += report.num_from_cache
         speeds += [record.num_tokens / record.rounds for record in report.records if record.rounds > 1]
-    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), drafting)
+    gain = num_from_cache / max(1, num_tokens - num_from_cache)
+    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), drafting, gain)
 
 
 def measured_drafting(
