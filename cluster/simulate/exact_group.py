@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from actors.drafters.registry import CACHE
 from actors.errors import Overloaded, RouterLost
 from actors.messages import DraftResult, GenerationRequest, VerifyBatch, VerifyResult
 from actors.workers.demand import DraftDemand, TargetDemand
@@ -85,11 +84,6 @@ class ExactGroup:
         """Forget what rounds have been counted by their sequences, and drafts of prompts."""
         self.by_running.clear()
         self.draft_prompt_s = 0.0
-
-    @property
-    def num_from_cache(self) -> int:
-        """Emitted tokens from the shared cache since the router's start."""
-        return self.core.counters.accepted_tokens[CACHE]
 
     @property
     def is_ready(self) -> bool:

@@ -106,6 +106,7 @@ class FluidGroup:
     def _begin_anew(self) -> None:
         self._scheduler = Scheduler(self._config, _BLOCK)
         self._open: dict[str, _Sequence] = {}
+        self._num_answers = 0  # since its start
         self._decoding: list[tuple[float, int, _Sequence]] = []  # heap by the group's tokens at their end
         self._num_decoding = 0
         self._tokens = 0.0  # that each decoding sequence has emitted since the start
@@ -144,7 +145,8 @@ class FluidGroup:
             sequences = self._open.values()
             backlog = sum(one.num_tokens if one.rows_left < 0 else one.rows_left for one in sequences)
             running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-            load = self._rates.load(running, waiting, self._config.max_running, backlog, self._answer_rounds)
+            places, answers = self._config.max_running, self._num_answers
+            load = self._rates.load(running, waiting, places, backlog, self._answer_rounds, answers)
         self._announcer.announce(load, self._kv_tokens)
 
     def _note_computed(self, sequence: _Sequence, num_tokens: int) -> None:
@@ -375,6 +377,7 @@ class FluidGroup:
             speed = self._rates.speed(sequence.request.sampling.seed)
             rounds = 1 + round(num_tokens / speed / self._rates.of(max(1, self._num_decoding))[1])
             stats = SpeculationStats(rounds=rounds)
+            self._num_answers += 1
             self._answer_rounds += _NEW_SHARE * (rounds - self._answer_rounds)
         self._note_computed(sequence, first + num_tokens - done)
         sequence.deliver(
