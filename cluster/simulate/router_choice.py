@@ -51,17 +51,18 @@ class QueueLengths:
 class SharedNews(HeardRouters):
     """What all gateways hear. Most prompts begin as no other: routers are not asked for a block that none has had."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_had: int = _LEAST_HAD) -> None:
+        """least_had: blocks that are remembered before those that no router has any more are forgotten."""
         super().__init__()
+        self._least_had = self._most_had = least_had
         self._had: set[int] = set()  # all blocks that routers have, and some that they had
-        self._most_had = _LEAST_HAD
 
     def use(self, router_id: str, blocks: Sequence[int], *, is_assumed: bool = False) -> None:
         super().use(router_id, blocks, is_assumed=is_assumed)
         self._had.update(blocks)
         if len(self._had) > self._most_had:
             self._had = set().union(*(known.warm for known in self.by_id.values()))
-            self._most_had = max(_LEAST_HAD, 2 * len(self._had))
+            self._most_had = max(self._least_had, 2 * len(self._had))
 
     def having(self, block: int) -> dict[str, WarmBlocks]:
         return super().having(block) if block in self._had else {}
