@@ -57,15 +57,12 @@ class HeardRouters:
             if (holders := self._holders.get(block)) is not None:
                 holders.pop(router_id, None)
 
-    def having(self, block: int) -> dict[str, WarmBlocks]:
-        """Routers that have a block, with all that they have."""
-        return {one: known.warm for one, known in self.by_id.items() if block in known.warm}
-
     def holders(self, first_block: int) -> Mapping[str, WarmBlocks]:
         """Routers that have the first block of a prompt, with all that they have; from now on they are kept."""
         holders = self._holders.get(first_block)
         if holders is None:
-            holders = self._holders[first_block] = self.having(first_block)
+            holders = {one: known.warm for one, known in self.by_id.items() if first_block in known.warm}
+            self._holders[first_block] = holders
             if len(self._holders) > _MOST_FIRST_BLOCKS:
                 self._holders.popitem(last=False)
         else:

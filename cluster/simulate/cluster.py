@@ -12,6 +12,7 @@ from cluster.router.core import RouterCore
 from cluster.router.guarded_sink import SharedLearning
 from cluster.router.worker_drafting import DraftShape
 from cluster.routing.announcer import Announcer
+from cluster.routing.heard_routers import HeardRouters
 from cluster.simulate.cluster_scaling import ClusterScaling
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
@@ -25,7 +26,7 @@ from cluster.simulate.gateway import Gateway
 from cluster.simulate.news import Audience, SimulatedPublisher, announcer_of
 from cluster.simulate.options import SimulationOptions
 from cluster.simulate.rounds import Group
-from cluster.simulate.router_choice import Readiness, RouterChoice, SharedNews
+from cluster.simulate.router_choice import Readiness, RouterChoice
 from cluster.simulate.scripts import Script, Scripts
 from cluster.simulate.service_rates import ServiceRates
 from cluster.simulate.shared_log import RouterCache, SharedLog
@@ -68,7 +69,7 @@ class SimulatedCluster:
         self._inspect = inspect
         self._num_started = self._num_cores = 0
         self._audience = Audience(config.gateway.replicas)
-        self._heard = SharedNews() if options.news == "shared" else None
+        self._heard: HeardRouters | None = HeardRouters() if options.news == "shared" else None
         for _ in range(config.draft.workers if config.draft.model != "none" else 0):
             self.draft_pool.start()
         for _ in range(config.target.groups):

@@ -13,10 +13,8 @@ from cluster.routing.heard_routers import HeardRouters
 from cluster.routing.known_routers import KnownRouters
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import decode_news
-from cluster.routing.warm_blocks import WarmBlocks
 from cluster.simulate.rounds import Group
 
-_LEAST_HAD = 1 << 20  # blocks
 _REMEMBERED_S = 10.0  # RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S
 
 
@@ -46,26 +44,6 @@ class QueueLengths:
             told_at, group = self._told.popleft()
             if self._told_at.get(group) == told_at:
                 del self.known[group], self._told_at[group]
-
-
-class SharedNews(HeardRouters):
-    """What all gateways hear. Most prompts begin as no other: routers are not asked for a block that none has had."""
-
-    def __init__(self, least_had: int = _LEAST_HAD) -> None:
-        """least_had: blocks that are remembered before those that no router has any more are forgotten."""
-        super().__init__()
-        self._least_had = self._most_had = least_had
-        self._had: set[int] = set()  # all blocks that routers have, and some that they had
-
-    def use(self, router_id: str, blocks: Sequence[int], *, is_assumed: bool = False) -> None:
-        super().use(router_id, blocks, is_assumed=is_assumed)
-        self._had.update(blocks)
-        if len(self._had) > self._most_had:
-            self._had = set().union(*(known.warm for known in self.by_id.values()))
-            self._most_had = max(self._least_had, 2 * len(self._had))
-
-    def having(self, block: int) -> dict[str, WarmBlocks]:
-        return super().having(block) if block in self._had else {}
 
 
 class RouterChoice:
