@@ -18,7 +18,7 @@ from cache_service.counts.soft_codec import (
 )
 from cache_service.counts.soft_ngram import MIN_BYTES, SLOT_BYTES, Entries, SoftNgramTable
 from cache_service.formats.frame import FrameCodec
-from cache_service.log.fenced_fold import FencedCompactor, FoldCounters, FoldSeconds, FoldSettings, Lease
+from cache_service.log.fenced_fold import FencedCompactor, FoldCounters, Folding, FoldSeconds, FoldSettings, Lease
 from cache_service.log.fold_plan import num_absorbed
 from cache_service.store.store import Store
 
@@ -35,10 +35,15 @@ class SoftCompactor(FencedCompactor[SoftManifest, SoftPart, Delta, Entries]):
     """Compacts the soft counts of one namespace and order. Not thread-safe."""
 
     def __init__(
-        self, store: Store, codec: FrameCodec, order: int, settings: SoftCompactorSettings | None = None
+        self,
+        store: Store,
+        codec: FrameCodec,
+        order: int,
+        settings: SoftCompactorSettings | None = None,
+        folding: Folding | None = None,
     ) -> None:
-        """store: the namespace's, any area; order: the tables'."""
-        super().__init__(store.beside(area_of(order)), codec, soft_payload(order))
+        """store: the namespace's, any area; order: the tables'. folding: as in `FencedCompactor`."""
+        super().__init__(store.beside(area_of(order)), codec, soft_payload(order), folding=folding)
         self.counters = FoldCounters()
         self._settings: SoftCompactorSettings = settings or SoftCompactorSettings()
         self._order = order

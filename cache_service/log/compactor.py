@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import msgspec
 from pydantic import Field
@@ -19,6 +20,7 @@ from cache_service.log.fenced_fold import (
     Fold,
     FoldCounters,
     FoldEntries,
+    Folding,
     FoldSeconds,
     FoldSettings,
     Lease,
@@ -55,10 +57,12 @@ class Compactor(FencedCompactor[Manifest, SegmentEntry, list[Piece], PieceColumn
         clock: Callable[[], float] = time.time,
         limits: Callable[[bool], FoldLimits] | None = None,
         may_rest: bool = True,
+        folding: Folding | None = None,
     ) -> None:
         """limits: returns the budgets of the next fold, in place of the settings' limits. Its argument says whether
-        there are new entries. May raise StoreError. may_rest: False where budgets shrink without new entries."""
-        super().__init__(store, codec, TOKENS, may_rest)
+        there are new entries. May raise StoreError. may_rest: False where budgets shrink without new entries.
+        folding: as in `FencedCompactor`."""
+        super().__init__(store, codec, TOKENS, may_rest, folding)
         self.counters: CompactorCounters = CompactorCounters()
         self._settings: CompactorSettings = settings or CompactorSettings()
         self._clock = clock
@@ -135,6 +139,7 @@ class CompactorThread:
         self._open_namespace = open_namespace
         self._settings = settings or CompactorSettings()
         self._turns = Turns("cache-compactor")
+        self._folding: Folding = WeakSet()
 
     def compact(
         self, namespace: str, limits: Callable[[bool], FoldLimits] | None = None, may_rest: bool = True
@@ -142,7 +147,7 @@ class CompactorThread:
         """Compact a namespace from now on. Returns its compactor, for its counters. limits, may_rest: as in
         `Compactor`."""
         store, codec = self._open_namespace(namespace)
-        compactor = Compactor(store, codec, self._settings, limits=limits, may_rest=may_rest)
+        compactor = Compactor(store, codec, self._settings, limits=limits, may_rest=may_rest, folding=self._folding)
         self._turns.add(namespace, compactor.turn)
         return compactor
 

@@ -10,10 +10,12 @@ still finds its position in the log.
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Generic
+from typing import Annotated, Any, Generic
+from weakref import WeakSet
 
 from pydantic import Field
 
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 # not look, unless it ends first.
 _MOST_IDLE_TURNS = 5
 _MOST_TURNS_BESIDE_ANOTHER = 3
+
+# After a fold, where the process folds other namespaces, too. Others that write there ask within a few turns, so that
+# all of them fold in the long run.
+_RELEASE_PROBABILITY = 0.25
 
 FoldSeconds = Annotated[float, Field(ge=0.01, le=3600)]
 FoldEntries = Annotated[int, Field(ge=1, le=65_536)]
@@ -93,13 +99,16 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         codec: FrameCodec,
         payload: Payload[ManifestT, RefT, EntryT, SegmentT],
         may_rest: bool = True,
+        folding: Folding | None = None,
     ) -> None:
-        """may_rest: whether turns without a fold may come seldom."""
+        """may_rest: whether turns without a fold may come seldom. folding: those of the process's compactors whose
+        last turn folded; shared by compactors of one thread."""
         self._store = store
         self._codec = codec
         self._payload = payload
         self._owner = secrets.token_hex(16)
         self._may_rest = may_rest
+        self._folding = WeakSet() if folding is None else folding
         self._num_idle_turns = 0
         self._is_other_at_work = False  # another compactor held the lease when asked last
 
@@ -116,14 +125,22 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         """Fold once. Returns the seconds until the next fold. Does not raise for a fault of the store.
 
         A namespace with nothing to fold is checked less and less often, and its lease expires. So is one that another
-        compactor folds.
+        compactor folds. A process that folds several gives one up now and then, for another process to take.
         """
-        folds, has_more = self.counters.folds, False
+        folds, has_more, is_released = self.counters.folds, False, False
         try:
             has_more = self.fold()
+            is_released = self.counters.folds > folds and not has_more and self._release_sometimes()
         except (StoreError, FormatError) as error:
             log.debug("%s cannot be folded for now: %s", self._store.keys, error)
             self.counters.failures += 1
+        if self.counters.folds > folds and not is_released:
+            self._folding.add(self)
+        else:
+            self._folding.discard(self)
+        if is_released:
+            self._is_other_at_work, self._num_idle_turns = True, 1
+            return self._settings.fold_every_s * 2
         is_idle = self._may_rest and self.counters.folds == folds
         most = _MOST_TURNS_BESIDE_ANOTHER if self._is_other_at_work else _MOST_IDLE_TURNS
         self._num_idle_turns = min(self._num_idle_turns + 1, most) if is_idle else 0
@@ -207,6 +224,13 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         """Let another compactor take over at once. Raises StoreError."""
         self._store.release_lease(self._owner)
 
+    def _release_sometimes(self) -> bool:
+        """After a fold: whether the lease was released, since the process folds others. Raises StoreError."""
+        if not self._folding - {self} or random.random() >= _RELEASE_PROBABILITY:
+            return False
+        self.release()
+        return True
+
     def _write_segment(self, ref: RefT, frame: bytes, lease: Lease) -> RefT:
         if not self._store.write_segment(
             ref.digest, frame, keep_s=self._settings.keep_s, token=lease.token, epoch=lease.epoch
@@ -274,3 +298,6 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         if self.counters.left_folds == 0:
             log.warning("%s of %s is left to newer compactors: %s", what, self._store.keys, error)
         self.counters.left_folds += 1
+
+
+Folding = WeakSet[FencedCompactor[Any, Any, Any, Any]]

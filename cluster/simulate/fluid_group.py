@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -95,15 +96,17 @@ class FluidGroup:
         self._answer_rounds = _USUAL_ROUNDS
         self._is_news_planned = False
         self._told_at = 0.0
+        self._began_at = events.now
         self._make_announcer = make_announcer
         self._begin_anew()
         if make_announcer is not None:
             self._plan_news()
-            events.every(_SAME_NEWS_S / 2, self._repeat_news)
+            self._repeat_later()
 
     def _begin_anew(self) -> None:
         self._scheduler = Scheduler(self._config, _BLOCK)
         self._open: dict[str, _Sequence] = {}
+        self._num_answers = 0  # since its start
         self._decoding: list[tuple[float, int, _Sequence]] = []  # heap by the group's tokens at their end
         self._num_decoding = 0
         self._tokens = 0.0  # that each decoding sequence has emitted since the start
@@ -121,9 +124,16 @@ class FluidGroup:
             self._is_news_planned = True
             self._events.at((self._events.now // ANNOUNCE_PERIOD_S + 1.0) * ANNOUNCE_PERIOD_S, self._announce)
 
+    def _repeat_later(self) -> None:
+        """At the next of the times, half a second apart, at which news that say the same are due."""
+        period_s = _SAME_NEWS_S / 2
+        due = max(self._told_at + _SAME_NEWS_S, self._events.now + period_s) - self._began_at
+        self._events.at(self._began_at + ceil(due / period_s) * period_s, self._repeat_news)
+
     def _repeat_news(self) -> None:
         if not self._is_news_planned and self._events.now >= self._told_at + _SAME_NEWS_S:
             self._announce()
+        self._repeat_later()
 
     def _announce(self) -> None:
         self._is_news_planned = False
@@ -135,7 +145,8 @@ class FluidGroup:
             sequences = self._open.values()
             backlog = sum(one.num_tokens if one.rows_left < 0 else one.rows_left for one in sequences)
             running, waiting = len(self._scheduler.running), len(self._scheduler.waiting)
-            load = self._rates.load(running, waiting, self._config.max_running, backlog, self._answer_rounds)
+            places, answers = self._config.max_running, self._num_answers
+            load = self._rates.load(running, waiting, places, backlog, self._answer_rounds, answers)
         self._announcer.announce(load, self._kv_tokens)
 
     def _note_computed(self, sequence: _Sequence, num_tokens: int) -> None:
@@ -366,6 +377,7 @@ class FluidGroup:
             speed = self._rates.speed(sequence.request.sampling.seed)
             rounds = 1 + round(num_tokens / speed / self._rates.of(max(1, self._num_decoding))[1])
             stats = SpeculationStats(rounds=rounds)
+            self._num_answers += 1
             self._answer_rounds += _NEW_SHARE * (rounds - self._answer_rounds)
         self._note_computed(sequence, first + num_tokens - done)
         sequence.deliver(

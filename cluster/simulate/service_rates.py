@@ -53,8 +53,10 @@ class ServiceRates:
         most_prefill: int | None,
         tokens_per_round: Sequence[float] = (1.0,),
         drafting: Drafting | None = None,
+        cache_gains: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
-        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests."""
+        """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests.
+        cache_gains: as in `RouterLoad`, by the answers that a router has given since its start."""
         speeds = np.asarray(tokens_per_round, np.float64)
         self._speeds = speeds * (1.0 / speeds).mean()  # to the mean one, so that rounds a token stay the same
         known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
@@ -63,6 +65,8 @@ class ServiceRates:
         self._tokens = [seen.tokens / seen.sequences for _, seen in known]
         self._rows = [seen.rows / seen.rounds for _, seen in known]
         self.drafting = drafting or Drafting()
+        self._cache_gains = {0: 0.0, **dict(sorted(cache_gains.items()))}
+        self._cache_gain = lru_cache(4096)(self._interpolated_gain)
         self._times = times
         self._curve = StepTimeCurve(profile_of(times), times.row_steps)
         self._most_prefill = most_prefill
@@ -85,8 +89,10 @@ class ServiceRates:
         """How many times as many tokens a round as others a request has."""
         return float(self._speeds[(seed * 2_654_435_761 >> 16) % len(self._speeds)])
 
-    def load(self, running: int, waiting: int, places: int, backlog: int, answer_rounds: float) -> RouterLoad:
-        """What a router would announce, as `cluster.router.load` reckons it."""
+    def load(
+        self, running: int, waiting: int, places: int, backlog: int, answer_rounds: float, num_answers: int
+    ) -> RouterLoad:
+        """What a router would announce, as `cluster.router.load` reckons it. num_answers: since its start."""
         token_s, round_s, sequence_s = self._costs(running, places)
         return RouterLoad(
             num_running=running,
@@ -97,7 +103,11 @@ class ServiceRates:
             round_s=round_s,
             sequence_s=sequence_s,
             answer_rounds=answer_rounds,
+            cache_gain=self._cache_gain(num_answers),
         )
+
+    def _interpolated_gain(self, num_answers: int) -> float:
+        return float(np.interp(num_answers, list(self._cache_gains), list(self._cache_gains.values())))
 
     def _computed_costs(self, running: int, places: int) -> tuple[float, float, float]:
         """Seconds of a prompt token, of a round with one sequence, and of each further one."""

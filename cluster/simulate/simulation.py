@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from actors.drafters.registry import CACHE
 from cluster.config import ClusterConfig
 from cluster.simulate.cluster import Inspect, SimulatedCluster
 from cluster.simulate.events import Events
@@ -41,6 +42,7 @@ class Report:
     # Of exact groups, after the warm-up:
     by_running: dict[int, RoundCounts] = field(repr=False)  # rounds that only decode, by their sequences
     draft_prompt_s: float = 0.0  # of draft workers, for prompts
+    cache_gain: float = 0.0  # as in `RouterLoad`, since the start
 
     def as_json(self) -> dict[str, Any]:
         rates = {str(count): asdict(counts) for count, counts in sorted(self.by_running.items())}
@@ -130,8 +132,8 @@ class Simulation:
         """By turns, of those that are there; any where none is."""
         gateways, first = self.cluster.gateways, self._num_sent
         self._num_sent += 1
-        turns = [gateways[(first + number) % len(gateways)] for number in range(len(gateways))]
-        return next((gateway for gateway in turns if gateway.is_there), turns[0])
+        turns = (gateways[(first + number) % len(gateways)] for number in range(len(gateways)))
+        return next((gateway for gateway in turns if gateway.is_there), gateways[first % len(gateways)])
 
     def _ended(self, call: ClientCall) -> None:
         self.calls.remove(call)
@@ -175,13 +177,15 @@ class Simulation:
             "wall_s": wall_s,
         }
         by_running: dict[int, RoundCounts] = {}
-        draft_prompt_s = 0.0
+        draft_prompt_s, emitted, from_cache = 0.0, 0, 0
         for group in cluster.groups.values():
             if isinstance(group, ExactGroup):
                 draft_prompt_s += group.draft_prompt_s
+                emitted += group.core.counters.emitted_tokens
+                from_cache += group.core.counters.accepted_tokens[CACHE]
                 for count, seen in group.by_running.items():
                     by_running.setdefault(count, RoundCounts()).add(seen)
-        return Report(figures, self.records, by_running, draft_prompt_s)
+        return Report(figures, self.records, by_running, draft_prompt_s, from_cache / max(1, emitted - from_cache))
 
 
 def _one_group(config: ClusterConfig) -> ClusterConfig:
@@ -210,6 +214,7 @@ def measured_rates(
         drafting = measured_drafting(config, options, texts=texts, times=times)
     by_running: dict[int, RoundCounts] = {}
     speeds: list[float] = []
+    cache_gains: dict[int, float] = {}
     one_group = _one_group(config)
     for clients in (count for count in _RATE_COUNTS if count <= config.router.max_running):
         traffic = options.traffic.model_copy(update={"clients": clients, "think_s": 0.0, "tool_s": 0.0})
@@ -217,8 +222,9 @@ def measured_rates(
         report = Simulation(one_group, closed, texts=texts, times=times).run()
         for count, seen in report.by_running.items():
             by_running.setdefault(count, RoundCounts()).add(seen)
+        cache_gains[sum(record.outcome == "answered" for record in report.records)] = report.cache_gain
         speeds += [record.num_tokens / record.rounds for record in report.records if record.rounds > 1]
-    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), drafting)
+    return ServiceRates(by_running, times, config.router.max_prefill_rows, speeds or (1.0,), drafting, cache_gains)
 
 
 def measured_drafting(

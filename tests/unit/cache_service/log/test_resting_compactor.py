@@ -1,15 +1,17 @@
-"""A namespace that nobody writes to is folded ever more seldom."""
+"""When compactors come to their turns: less often where there is nothing to fold, or where others fold."""
 
 from types import SimpleNamespace
+from weakref import WeakSet
 
 from cache_service.errors import StoreUnavailable
 from cache_service.log.compactor import Compactor, CompactorSettings
 
 
-def compactor(folds):
+def compactor(folds, **options):
     """Whose turns fold or not, as is said."""
-    made = Compactor.__new__(Compactor)
-    made.__init__(SimpleNamespace(keys="n"), None, CompactorSettings(fold_every_s=10.0))
+    released = []
+    store = SimpleNamespace(keys="n", release_lease=released.append, released=released)
+    made = Compactor(store, None, CompactorSettings(fold_every_s=10.0), **options)
     left = iter(folds)
 
     def fold():
@@ -39,3 +41,22 @@ def test_where_another_one_folds_writes_do_not_make_turns_more_frequent():
     assert [one.turn() for _ in range(4)] == [20, 40, 80, 80]
     assert len(asked) == 4
     assert not one.rests
+
+
+def test_of_several_namespaces_that_a_process_folds_one_is_released_now_and_then():
+    folding = WeakSet()
+    one, other = (compactor(["all"] * 201, folding=folding) for _ in range(2))
+    assert [one.turn() for _ in range(100)] == [10] * 100, "a single one is kept"
+    other.turn()
+    pauses = [one.turn() for _ in range(100)]
+    assert set(pauses) == {10, 20}
+    assert len(one._store.released) == pauses.count(20)
+    assert 5 <= pauses.count(20) <= 50  # 25 are expected, the standard deviation is 4.3
+
+
+def test_a_namespace_without_new_entries_is_no_reason_to_release_another():
+    folding = WeakSet()
+    one, other = compactor(["all"] * 100, folding=folding), compactor(["all", "none"], folding=folding)
+    other.turn()
+    other.turn()
+    assert [one.turn() for _ in range(100)] == [10] * 100

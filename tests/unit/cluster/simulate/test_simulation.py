@@ -76,6 +76,14 @@ def rates_of(times):
     return ServiceRates(counts, times, None)
 
 
+def test_what_the_shared_cache_brings_a_router_grows_with_its_answers():
+    times = MeasuredTimes(SimulationOptions().forward)
+    counts = {1: RoundCounts(1, 1, 1, 1, times.seconds(1, 1, 0))}
+    rates = ServiceRates(counts, times, None, cache_gains={20: 0.4, 10: 0.2})
+    gains = [rates.load(1, 0, 8, 0, 64.0, answers).cache_gain for answers in (0, 5, 10, 15, 20, 100)]
+    assert gains == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
+
+
 def test_aggregated_groups_agree_with_exact_ones():
     def figures(level):
         config = {"target": {"groups": 2}, "speculation": {"drafters": ["none"]}, "cache": {"url": "none"}}
@@ -112,6 +120,7 @@ def test_aggregated_groups_count_draft_workers_and_the_shared_cache_as_exact_one
     told = SimulationOptions.model_validate({"traffic": {**QUIET, **traffic}, "draft": draft, "level": "aggregate"})
     times = MeasuredTimes(told.forward)
     rates = measured_rates(cluster, told, texts=PhraseTexts(0), times=times, seconds=10.0)
+    assert rates.load(1, 0, 4, 0, 64.0, 1000).cache_gain > 0
     exact = simulated(config, 40.0, traffic, warm_up_s=10.0, draft=draft).run().figures
     options = told.model_copy(update={"seconds": 40.0, "warm_up_s": 10.0})
     fluid = Simulation(cluster, options, rates=rates).run().figures
