@@ -3,8 +3,10 @@
 - Interactive sequences go before batch ones. If one needs a place, a batch sequence is paused and keeps its KV. If a
   round with batch sequences would be too long for an interactive stream, they get no rows in it.
 - Within a class, those whose first token can still be in time go first, tenants in fair turns.
-- One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves.
-- A request that would miss its first token's objective because of requests before it is refused on arrival.
+- One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves. Every
+  other of these goes to the oldest one whose first token can still be in time.
+- A request that would miss its first token's objective because of requests before it is refused on arrival, unless it
+  would begin before its client could be back.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class ObjectiveScheduler(Scheduler):
         self._charged: dict[str, float] = {}  # tokens that a request's tenant has been charged for it
         self._kept: set[str] = set()  # requests that keep their places
         self._num_entered = 0
+        self._num_oldest = 0  # turns of the oldest
         self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # retry times
         self._num_waiting: Counter[ServiceClass] = Counter()
         self._orders: dict[ServiceClass, TurnOrder] = {}  # of waiting requests, valid before one round
@@ -132,8 +135,8 @@ class ObjectiveScheduler(Scheduler):
         ttft_s = self._objectives[kind].ttft_s
         if ttft_s is not None:
             expected_s, alone_s = self._expected_first_token_s(sequence, now)
-            # A prompt that takes longer by itself has nothing to gain by coming back.
-            if expected_s > AIMED * ttft_s >= alone_s:
+            # A prompt that takes longer by itself has nothing to gain by coming back, nor has who would begin by then.
+            if AIMED * ttft_s >= alone_s and expected_s > max(AIMED * ttft_s, SHORTEST_RETRY_S + alone_s):
                 seconds = expected_s - AIMED * ttft_s
                 raise ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
@@ -247,7 +250,7 @@ class ObjectiveScheduler(Scheduler):
             return None
         if self._is_turn_of_oldest:
             candidates = [*self.paused, *self.waiting.values()]
-            oldest = min(candidates + list(filter(self._may_pause, self.running)), key=attrgetter("arrival"))
+            oldest = self._oldest(candidates + list(filter(self._may_pause, self.running)), now)
             self._kept.add(oldest.request_id)
             if oldest in candidates:
                 return oldest
@@ -255,6 +258,20 @@ class ObjectiveScheduler(Scheduler):
         if self._num_waiting["interactive"] and self._num_free("interactive"):
             return self._order("interactive", now).first()
         return None if is_full else self._order("batch", now).first()
+
+    def _oldest(self, sequences: list[Sequence], now: float) -> Sequence:
+        """By turns the oldest of all, and of those whose first token has been or can be in time. Where more come than
+        can be served, late ones would otherwise have all these places, and make all that come after them late, too."""
+        self._num_oldest += 1
+        if self._num_oldest % 2 == 0:
+            return min(sequences, key=attrgetter("arrival"))
+        urgency = {kind: self._urgency(kind, now) for kind in _CLASSES}
+
+        def rank(sequence: Sequence) -> tuple[bool, int]:
+            _, is_late = urgency[sequence.request.service_class](sequence)
+            return sequence.progress.first_at is None and is_late, sequence.arrival
+
+        return min(sequences, key=rank)
 
     @property
     def _is_turn_of_oldest(self) -> bool:
