@@ -3,8 +3,8 @@
 - Interactive sequences go before batch ones. If one needs a place, a batch sequence is paused and keeps its KV. If a
   round with batch sequences would be too long for an interactive stream, they get no rows in it.
 - Within a class, those whose first token can still be in time go first, tenants in fair turns.
-- One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves. Every
-  other of these goes to the oldest one whose first token can still be in time.
+- One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves.
+  Every second of these goes to the oldest one whose first token can still be in time.
 - A request that would miss its first token's objective because of requests before it is refused on arrival, unless it
   would begin before its client could be back.
 """
