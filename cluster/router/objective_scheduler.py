@@ -5,8 +5,7 @@
 - Within a class, those whose first token can still be in time go first, tenants in fair turns.
 - One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves.
   Every second of these goes to the oldest one whose first token can still be in time.
-- A request that would miss its first token's objective because of requests before it is refused on arrival, unless it
-  would begin before its client could be back.
+- A request that would miss its first token's objective because of requests before it is refused on arrival.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cluster.router.fair_turns import FairTurns
 from cluster.router.finish_rate import FinishRate
 from cluster.router.objectives import AIMED, first_token_s, most_sequences, round_limit_s
 from cluster.router.prefill_budget import prefill_rows
-from cluster.router.scheduler import LONGEST_RETRY_S, SHORTEST_RETRY_S, Scheduler
+from cluster.router.scheduler import SHORTEST_RETRY_S, Scheduler
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.turn_order import TurnOrder
@@ -33,6 +32,7 @@ from cluster.router.turn_order import TurnOrder
 _OLDEST_EVERY = 8  # one of this many places goes to the request that has waited longest
 _KEPT_PLACES = 4  # such sequences keep at most one of this many places
 _KEPT = 0.98  # weight of earlier answers with each one that ends
+_LONGEST_RETRY_S = 300.0  # with less, most clients of a long overload would be told the same time and return at once
 _MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned anyway
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
 _CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
@@ -135,8 +135,8 @@ class ObjectiveScheduler(Scheduler):
         ttft_s = self._objectives[kind].ttft_s
         if ttft_s is not None:
             expected_s, alone_s = self._expected_first_token_s(sequence, now)
-            # A prompt that takes longer by itself has nothing to gain by coming back, nor has who would begin by then.
-            if AIMED * ttft_s >= alone_s and expected_s > max(AIMED * ttft_s, SHORTEST_RETRY_S + alone_s):
+            # A prompt that takes longer by itself has nothing to gain by coming back.
+            if expected_s > AIMED * ttft_s >= alone_s:
                 seconds = expected_s - AIMED * ttft_s
                 raise ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
@@ -159,7 +159,7 @@ class ObjectiveScheduler(Scheduler):
         returns = self._returns[kind]
         del returns[: bisect_right(returns, now)]
         in_turn_s = seconds + len(returns) / self._ends_per_s(kind)
-        retry_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
+        retry_s = min(_LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
         if refusal is not None:
             retry_s = min(retry_s, refusal.retry_after_s)
         if comes_back and len(returns) < _MOST_RETURNS:

@@ -150,30 +150,6 @@ def test_a_prompt_that_is_too_long_for_its_objective_by_itself_is_served_all_the
     assert last_rounds(serve(core, target.verify)) == ["long"]
 
 
-def test_nobody_is_refused_who_would_begin_before_a_refused_client_can_be_back():
-    core, target = make_core(ttft_s=0.5, max_running=2, seconds=lambda rows: 0.1)
-    clock = Clock(core, target)
-    for number in range(6):
-        core.add(request(f"warm {number}", tokens=5), clock.now)
-        clock.run(5)
-    for name in "ab":
-        core.add(request(name, tokens=5), clock.now)
-    came = clock.now
-    core.add(request("x", tokens=5), came)  # it is expected in 0.7 s: too late, but in less than a second
-    taken = ["x"]
-
-    def add_many():
-        for number in range(20):
-            core.add(request(f"r{number}", tokens=5), came)
-            taken.append(f"r{number}")
-
-    with pytest.raises(ObjectiveUnreachable) as refusal:
-        add_many()
-    clock.run(30)
-    assert all(clock.first_at[name] - came <= refusal.value.retry_after_s + 0.2 for name in taken)
-    assert core.counters.unreachable[INTERACTIVE] == 1
-
-
 @settings(max_examples=20, deadline=None)
 @given(num_late=st.integers(0, 6), num_new=st.integers(0, 6), max_running=st.integers(1, 5))
 def test_batch_requests_that_are_late_take_turns_with_those_that_can_be_in_time(num_late, num_new, max_running):
@@ -204,13 +180,14 @@ def test_those_who_are_refused_come_back_one_after_the_other():
         core.add(request(f"warm {number}", tokens=10), clock.now)
         clock.run(10)
     told = []
-    for number in range(20):
+    for number in range(700):
         try:
             core.add(request(f"r{number}", tokens=10), clock.now)
         except ObjectiveUnreachable as error:
             told.append(error.retry_after_s)
     assert told == sorted(told)
-    assert told[-1] - told[0] == pytest.approx(len(told) / 2, rel=0.4)  # two a second
+    assert told[400] - told[0] == pytest.approx(200, rel=0.2)  # two a second
+    assert told[-1] == 300.0
 
 
 def test_who_goes_to_another_router_is_expected_back_there_and_by_no_more_than_one():
