@@ -4,6 +4,7 @@
   round with batch sequences would be too long for an interactive stream, they get no rows in it.
 - Within a class, those whose first token can still be in time go first, tenants in fair turns.
 - One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves.
+  Every second of these goes to the oldest one whose first token can still be in time.
 - A request that would miss its first token's objective because of requests before it is refused on arrival.
 """
 
@@ -23,7 +24,7 @@ from cluster.router.fair_turns import FairTurns
 from cluster.router.finish_rate import FinishRate
 from cluster.router.objectives import AIMED, first_token_s, most_sequences, round_limit_s
 from cluster.router.prefill_budget import prefill_rows
-from cluster.router.scheduler import LONGEST_RETRY_S, SHORTEST_RETRY_S, Scheduler
+from cluster.router.scheduler import SHORTEST_RETRY_S, Scheduler
 from cluster.router.sequence import Sequence
 from cluster.router.step_time import StepTimeCurve
 from cluster.router.turn_order import TurnOrder
@@ -31,6 +32,7 @@ from cluster.router.turn_order import TurnOrder
 _OLDEST_EVERY = 8  # one of this many places goes to the request that has waited longest
 _KEPT_PLACES = 4  # such sequences keep at most one of this many places
 _KEPT = 0.98  # weight of earlier answers with each one that ends
+_LONGEST_RETRY_S = 300.0  # with less, most clients of a long overload would be told the same time and return at once
 _MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned anyway
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
 _CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
@@ -77,6 +79,7 @@ class ObjectiveScheduler(Scheduler):
         self._charged: dict[str, float] = {}  # tokens that a request's tenant has been charged for it
         self._kept: set[str] = set()  # requests that keep their places
         self._num_entered = 0
+        self._num_oldest = 0  # turns of the oldest
         self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # retry times
         self._num_waiting: Counter[ServiceClass] = Counter()
         self._orders: dict[ServiceClass, TurnOrder] = {}  # of waiting requests, valid before one round
@@ -156,7 +159,7 @@ class ObjectiveScheduler(Scheduler):
         returns = self._returns[kind]
         del returns[: bisect_right(returns, now)]
         in_turn_s = seconds + len(returns) / self._ends_per_s(kind)
-        retry_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
+        retry_s = min(_LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
         if refusal is not None:
             retry_s = min(retry_s, refusal.retry_after_s)
         if comes_back and len(returns) < _MOST_RETURNS:
@@ -247,7 +250,7 @@ class ObjectiveScheduler(Scheduler):
             return None
         if self._is_turn_of_oldest:
             candidates = [*self.paused, *self.waiting.values()]
-            oldest = min(candidates + list(filter(self._may_pause, self.running)), key=attrgetter("arrival"))
+            oldest = self._oldest(candidates + list(filter(self._may_pause, self.running)), now)
             self._kept.add(oldest.request_id)
             if oldest in candidates:
                 return oldest
@@ -255,6 +258,20 @@ class ObjectiveScheduler(Scheduler):
         if self._num_waiting["interactive"] and self._num_free("interactive"):
             return self._order("interactive", now).first()
         return None if is_full else self._order("batch", now).first()
+
+    def _oldest(self, sequences: list[Sequence], now: float) -> Sequence:
+        """By turns the oldest of all, and of those whose first token has been or can be in time. Where more come than
+        can be served, late ones would otherwise have all these places, and make all that come after them late, too."""
+        self._num_oldest += 1
+        if self._num_oldest % 2 == 0:
+            return min(sequences, key=attrgetter("arrival"))
+        urgency = {kind: self._urgency(kind, now) for kind in _CLASSES}
+
+        def rank(sequence: Sequence) -> tuple[bool, int]:
+            _, is_late = urgency[sequence.request.service_class](sequence)
+            return sequence.progress.first_at is None and is_late, sequence.arrival
+
+        return min(sequences, key=rank)
 
     @property
     def _is_turn_of_oldest(self) -> bool:
