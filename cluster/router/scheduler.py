@@ -17,7 +17,7 @@ from cluster.router.sequence import Sequence
 
 _PRESSURE_ROUNDS = 64  # rounds with careful admission after the target ran out of blocks
 _MOST_SCORED_ROWS = 256  # of prompts, in a round
-LONGEST_RETRY_S = 60.0
+_LONGEST_RETRY_S = 60.0
 SHORTEST_RETRY_S = 1.0
 
 
@@ -124,7 +124,7 @@ class Scheduler:
         if rate is None:
             return SHORTEST_RETRY_S
         ahead = max(1.0, len(self.waiting) / 2)
-        return min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(ahead / rate, 3)))
+        return min(_LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(ahead / rate, 3)))
 
     def longest_wait_s(self, now: float) -> float:
         """The longest wait of a request that has not run yet."""
