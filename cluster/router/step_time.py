@@ -13,6 +13,8 @@ from cluster.router.calibration import isotonic
 
 _SAMPLES_PER_TIER = 15
 _SAMPLES_OF_PACE = 5
+_MOST_PACE = 2.0  # and its inverse; beyond, measurements take it over
+_MOST_RATIO = 1e3  # and its inverse, of one forward's time to the tier's
 _TABLE_ROWS = 512  # row counts whose times are kept; more are interpolated when asked for
 _PROFILE_WEIGHT = 2  # measurements that the profile counts as
 _PRIOR_SECONDS = 0.03  # a forward of one row, before anything is known
@@ -60,6 +62,10 @@ class _Tier:
         self.point = (mean_rows, typical)
         return True
 
+    def scale(self, factor: float) -> None:
+        self.seconds = deque((factor * seconds for seconds in self.seconds), maxlen=_SAMPLES_PER_TIER)
+        self.point = (self.point[0], factor * self.point[1])
+
     def typical_with(self, expected: float) -> float:
         """The median if there were a few more measurements, as expected; of an even number the lower one."""
         ordered = sorted([*self.seconds, *[expected] * _PROFILE_WEIGHT])
@@ -71,8 +77,8 @@ class StepTimeCurve:
 
     Each tier keeps its last 15 measurements; their median ignores a single slow forward. A shared machine and growing
     contexts slow down all forwards at once, also those of rarely measured tiers. So measurements are divided by a pace:
-    the median ratio of the last few forwards in well-known tiers to the curve. The medians are made non-decreasing by
-    isotonic regression. Outside the measured range the curve continues with its last slope, at least a small prior
+    the median ratio of the last few forwards in well-known tiers to the medians there. The medians are made
+    non-decreasing by isotonic regression. Outside the measured range the curve continues with its last slope, at least a small prior
     slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows, seconds)` stand
     for tiers without measurements, and count as two in the others up to the profile's largest: a slow forward or two in
     a tier that few rounds come to must not keep the planner away from it for good. They are scaled by the ratio of
@@ -109,9 +115,20 @@ class StepTimeCurve:
         if tier is None:
             tier = self._tiers[index] = _Tier()
         if len(tier.seconds) >= _SAMPLES_OF_PACE:
-            self._paces.append(self._pace * seconds / self.seconds(rows))
+            # To the tier's own median: the curve may lie beside it for good, and the pace would go ever further away.
+            ratio = seconds / tier.point[1]
+            self._paces.append(min(max(ratio, 1.0 / _MOST_RATIO), _MOST_RATIO))
             self._pace = sorted(self._paces)[len(self._paces) // 2]
+            if not 1.0 / _MOST_PACE <= self._pace <= _MOST_PACE:
+                self._take_over_pace()
         self._changed |= tier.add(rows, seconds / self._pace)
+
+    def _take_over_pace(self) -> None:
+        """Scale all measurements by the pace, which becomes 1: times stay the same."""
+        for tier in self._tiers.values():
+            tier.scale(self._pace)
+        self._paces = deque((pace / self._pace for pace in self._paces), maxlen=_SAMPLES_OF_PACE)
+        self._pace, self._changed = 1.0, True
 
     def times(self, first: int, count: int) -> np.ndarray:
         """Seconds for first, first + 1, ..., first + count - 1 rows: float64 [count], non-decreasing, > 0."""

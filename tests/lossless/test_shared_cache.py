@@ -24,6 +24,7 @@ from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.offline.engine import LocalEngine
 from cluster.router.trace import RoundTrace
+from paceline_testing import cache_stores
 from paceline_testing.cache_stores import until
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -187,7 +188,7 @@ def flush(server: EmbeddedServer, fingerprint: str) -> None:
 
 
 def kill(server: EmbeddedServer, fingerprint: str) -> None:
-    os.kill(server.pid, signal.SIGKILL)
+    cache_stores.kill(server)
 
 
 def halt(server: EmbeddedServer, fingerprint: str) -> None:

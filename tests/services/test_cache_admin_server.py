@@ -28,7 +28,7 @@ from cluster.cache.admin.service import CacheAdminService
 from cluster.cache.admin.work import Work, lines, pulled
 from cluster.errors import ConfigError
 from cluster.tenants.registry_file import read_registry
-from paceline_testing.cache_stores import PATIENCE_S, Namespace, piece
+from paceline_testing.cache_stores import PATIENCE_S, Namespace, kill, piece
 from paceline_testing.tiny_models import make_byte_tokenizer, save_tiny_model
 
 TOKEN = "a-credential-of-32-characters-00"
@@ -192,8 +192,7 @@ def test_an_outage_is_told_and_passes(tmp_path, target):
         with running(service) as port:
             url = f"http://127.0.0.1:{port}/v1/cache/namespaces"
             assert len(httpx.get(url, headers=BEARER, timeout=PATIENCE_S).json()["namespaces"]) == 1
-            server._process.kill()
-            server._process.wait()
+            kill(server)
             answer = httpx.get(url, headers=BEARER, timeout=PATIENCE_S)
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             server.restart()

@@ -44,7 +44,7 @@ from cache_service.log.publisher import Publisher, PublisherSettings
 from cache_service.store.admin_store import AdminStore
 from cache_service.store.connection import Connection, ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer
-from paceline_testing.cache_stores import FINGERPRINT, Documents, Namespace, contents, piece, until
+from paceline_testing.cache_stores import FINGERPRINT, Documents, Namespace, contents, kill, piece, until
 
 RING = KeyRing({1: b"1" * 32})
 ON_ONE_SERVER = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -533,8 +533,7 @@ def test_earnings_wait_for_a_server_that_is_away(tmp_path):
         namespace = Namespace(server.settings, "a")
         admin = AdminStore(namespace.connection, namespace.keys)
         ledger = EarningsLedger(lambda _: admin, flush_s=0.01)
-        server._process.kill()
-        server._process.wait()
+        kill(server)
         ledger.add("a", Earnings(1, 1, 2, 3))
         ledger.flush()
         ledger.add("a", Earnings(1, 0, 5, 0))

@@ -22,7 +22,7 @@ from cache_service.store.embedded_server import EmbeddedServer
 from cluster.cache.shared_cache import SharedCache, SharedCacheSettings
 from cluster.offline.engine import LocalEngine
 from paceline_testing.bad_network import BadNetwork, bad_network
-from paceline_testing.cache_stores import until
+from paceline_testing.cache_stores import kill, until
 from paceline_testing.sentinel_group import Member, SentinelGroup, sentinel_group
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -110,15 +110,11 @@ class Client:
         return accepted
 
     def learns(self) -> bool:
-        """Whether what is said from now on comes back from the server. What is said before a server without its data is
-        heard of may be dropped, so it is said again."""
-
-        def num_read() -> int:
-            index = self.cache.index.stats()
-            return index.entries + index.segments
-
-        known = num_read()
-        return until(lambda: self.ask() >= 0 and num_read() > known)
+        """Whether what is said from now on comes back from the server."""
+        index = self.cache.index.stats()
+        self.ask()
+        return until(lambda: self.cache.index.stats().entries + self.cache.index.stats().segments
+                     > index.entries + index.segments)  # fmt: skip
 
 
 @contextmanager
@@ -139,10 +135,6 @@ def assert_recovered(client: Client, model, server: EmbeddedServer | SentinelGro
         assert until(lambda: other.stats().index.tokens > 0)
         newcomer = Client(model, other, wanted)
         assert until(lambda: newcomer.ask() > 0)
-
-
-def kill(server):
-    os.kill(server.pid, signal.SIGKILL)
 
 
 def halt(server):

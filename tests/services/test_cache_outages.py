@@ -24,7 +24,7 @@ from cache_service.log.publisher import Publisher, PublisherSettings
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cache_service.store.connection import ConnectionSettings
 from cache_service.store.embedded_server import EmbeddedServer
-from paceline_testing.cache_stores import Documents, Namespace, contents, piece, until
+from paceline_testing.cache_stores import Documents, Namespace, contents, kill, piece, until
 
 NAME = "tenant"
 
@@ -124,7 +124,7 @@ def test_a_killed_server_comes_back_with_its_data(engine, tmp_path):
         killed.publish("more")
         assert until(lambda: killed.is_followed)
         server_pid = server.pid
-        os.kill(server_pid, signal.SIGKILL)
+        kill(server)
         killed.publish("meanwhile")
         assert until(lambda: killed.publisher.counters.failures > 0)
         server.restart()

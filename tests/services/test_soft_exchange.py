@@ -1,8 +1,6 @@
 """Soft counts through real servers: what replicas learn adds up at all of them, through folds, purges and outages."""
 
 import gc
-import os
-import signal
 import time
 import weakref
 from collections import Counter
@@ -21,7 +19,7 @@ from cache_service.counts.soft_exchange import SoftExchange, SoftExchangeSetting
 from cache_service.formats.key_ring import KeyRing
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.store.connection import ConnectionSettings
-from paceline_testing.cache_stores import Namespace, run_histories, until
+from paceline_testing.cache_stores import Namespace, kill, run_histories, until
 
 ORDER = 2
 RING = KeyRing({1: b"1" * 32})
@@ -377,7 +375,7 @@ def test_threads_bring_it_across_and_survive_an_outage(server):
     try:
         replicas[0].learn([1], [2])
         assert until(lambda: agree({10, 11, 20, 21}))
-        os.kill(server.pid, signal.SIGKILL)
+        kill(server)
         failures = [replica.exchange.stats.failures for replica in replicas]
         replicas[1].learn([3])
         assert until(

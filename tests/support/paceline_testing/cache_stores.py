@@ -1,6 +1,8 @@
 """Servers, namespaces and listeners for the tests of the shared cache."""
 
 import itertools
+import os
+import signal
 import time
 
 import numpy as np
@@ -39,6 +41,12 @@ def until(condition, patience_s=PATIENCE_S):
             return False
         time.sleep(0.01)
     return True
+
+
+def kill(server):
+    """Kill a server, and wait until it is gone: before that, `restart` would find it running."""
+    os.kill(server.pid, signal.SIGKILL)
+    assert until(lambda: not server.is_running)
 
 
 class Documents:

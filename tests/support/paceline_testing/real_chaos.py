@@ -23,6 +23,7 @@ from cache_service.store.embedded_server import EmbeddedServer
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.ray_names import APPLICATION
+from paceline_testing.cache_stores import kill
 from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
@@ -255,7 +256,12 @@ class _Faults:
         process = psutil.Process(self._drawn.choice(found))
         seconds = self._drawn.uniform(1.0, _LONGEST_STOP_S) if how == "stop" or is_cache else 0.0
         self._chaos.faults.append(Fault(kind, time.monotonic(), seconds))
-        _send(process, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+        if how == "stop":
+            _send(process, signal.SIGSTOP)
+        elif is_cache:
+            kill(self._cache)
+        else:
+            _send(process, signal.SIGKILL)
         if seconds:
             go_on = self._cache.restart if how == "kill" else partial(_send, process, signal.SIGCONT)
             timer = threading.Timer(seconds, go_on)

@@ -253,6 +253,26 @@ def test_a_machine_that_others_use_makes_rows_neither_dearer_nor_cheaper_by_the_
     assert curve.seconds(16) / curve.seconds(4) == pytest.approx(3.5, rel=0.05)
 
 
+def test_rows_that_take_longer_than_more_rows_make_no_others_cheaper():
+    """The curve, which rises, lies beside both for good."""
+    curve = StepTimeCurve([(rows, 0.01 * rows) for rows in (1, 8, 16, 64)])
+    seconds = {12: 0.12, 16: 0.1, 64: 0.4}
+    for rows in [12, 16, 64] * 30 + [12, 16, 16, 16, 16] * 4000:
+        curve.observe(rows, seconds[rows])
+    assert [curve.seconds(rows) for rows in seconds] == pytest.approx([0.11, 0.11, 0.4], rel=0.02)
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 12, 16, 64]), st.floats(5e-324, 1e6)), max_size=60))
+def test_all_times_that_can_be_measured_leave_a_curve(measured):
+    curve = StepTimeCurve([(1, 0.01), (16, 0.02)])
+    for rows, seconds in measured:
+        curve.observe(rows, seconds)
+    times = curve.times(1, 100)
+    assert np.isfinite(times).all()
+    assert (times > 0).all()
+    assert (np.diff(times) >= 0).all()
+
+
 def test_a_new_load_is_first_taken_to_be_like_the_nearest_known_one():
     bad, good = DraftWait(), DraftWait()
     run(bad, 50, gain=0, wait_s=0.1, num_emitting=16)
