@@ -78,12 +78,12 @@ class StepTimeCurve:
     Each tier keeps its last 15 measurements; their median ignores a single slow forward. A shared machine and growing
     contexts slow down all forwards at once, also those of rarely measured tiers. So measurements are divided by a pace:
     the median ratio of the last few forwards in well-known tiers to the medians there. The medians are made
-    non-decreasing by isotonic regression. Outside the measured range the curve continues with its last slope, at least a small prior
-    slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows, seconds)` stand
-    for tiers without measurements, and count as two in the others up to the profile's largest: a slow forward or two in
-    a tier that few rounds come to must not keep the planner away from it for good. They are scaled by the ratio of
-    measurement to profile in the nearest tier that has several measurements, because rounds are slower than the
-    profile's short contexts.
+    non-decreasing by isotonic regression. Outside the measured range the curve continues with its last slope, at least
+    a small prior slope: an optimistic estimate, so that the planner tries unknown row counts. Profile points `(rows,
+    seconds)` stand for tiers without measurements, and count as two in the others up to the profile's largest: a slow
+    forward or two in a tier that few rounds come to must not keep the planner away from it for good. They are scaled by
+    the ratio of measurement to profile in the nearest tier that has several measurements, because rounds are slower
+    than the profile's short contexts.
 
     A target may pad a forward to one of a few row counts, ascending in `row_steps`: then time rises in steps, and a row
     within a step is free. Beyond the last step, or without steps, every row costs time.
