@@ -170,7 +170,7 @@ class SoftExchange:
         self._waiting = 0  # contexts in _incoming
         self._to_drop: set[str] = set()  # namespaces whose tables the next tick drops
         self._compactors: dict[str, SoftCompactor] = {}
-        self._folded_here: Folding = weakref.WeakSet()
+        self._last_folded: Folding = weakref.WeakSet()
         self._merged = self._exported = self._written_bytes = self._refused = 0
         self._corrupt = self._resets = self._failures = self._faults = 0
         self._turns = make_turns("cache-soft")
@@ -416,7 +416,7 @@ class SoftExchange:
         self._turns.add(namespace, lambda: self._turn(feed))
         if self._folding is not None and namespace not in self._compactors:
             store, codec = self._open_namespace(namespace)
-            compactor = SoftCompactor(store, codec, settings.order, settings.compactor, self._folded_here)
+            compactor = SoftCompactor(store, codec, settings.order, settings.compactor, self._last_folded)
             self._compactors[namespace] = compactor
             self._folding.add(namespace, compactor.turn)
 

@@ -101,8 +101,8 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
         may_rest: bool = True,
         folding: Folding | None = None,
     ) -> None:
-        """may_rest: whether turns without a fold may come seldom. folding: those of the process's compactors whose
-        last turn folded; shared by compactors of one thread."""
+        """may_rest: whether turns without a fold may come seldom. folding: the compactors of one thread whose last
+        turn folded, shared by them."""
         self._store = store
         self._codec = codec
         self._payload = payload
@@ -226,7 +226,8 @@ class FencedCompactor(ABC, Generic[ManifestT, RefT, EntryT, SegmentT]):
 
     def _release_sometimes(self) -> bool:
         """After a fold: whether the lease was released, since the process folds others. Raises StoreError."""
-        if not self._folding - {self} or random.random() >= _RELEASE_PROBABILITY:
+        folds_others = len(self._folding) > (self in self._folding)
+        if not (self._may_rest and folds_others) or random.random() >= _RELEASE_PROBABILITY:
             return False
         self.release()
         return True

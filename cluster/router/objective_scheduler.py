@@ -33,7 +33,7 @@ _OLDEST_EVERY = 8  # one of this many places goes to the request that has waited
 _KEPT_PLACES = 4  # such sequences keep at most one of this many places
 _KEPT = 0.98  # weight of earlier answers with each one that ends
 _LONGEST_RETRY_S = 300.0  # with less, most clients of a long overload would be told the same time and return at once
-_MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned anyway
+_MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
 _CLASSES: tuple[ServiceClass, ...] = get_args(ServiceClass)
 
@@ -80,6 +80,7 @@ class ObjectiveScheduler(Scheduler):
         self._kept: set[str] = set()  # requests that keep their places
         self._num_entered = 0
         self._num_oldest = 0  # turns of the oldest
+        self._to_keep: Sequence | None = None  # the oldest, if it enters next
         self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # retry times
         self._num_waiting: Counter[ServiceClass] = Counter()
         self._orders: dict[ServiceClass, TurnOrder] = {}  # of waiting requests, valid before one round
@@ -158,11 +159,12 @@ class ObjectiveScheduler(Scheduler):
         kind, refusal = sequence.request.service_class, sequence.request.refusal
         returns = self._returns[kind]
         del returns[: bisect_right(returns, now)]
-        in_turn_s = seconds + len(returns) / self._ends_per_s(kind)
+        is_full = len(returns) >= _MOST_RETURNS
+        in_turn_s = _LONGEST_RETRY_S if is_full else seconds + len(returns) / self._ends_per_s(kind)
         retry_s = min(_LONGEST_RETRY_S, max(SHORTEST_RETRY_S, round(in_turn_s, 3)))
         if refusal is not None:
             retry_s = min(retry_s, refusal.retry_after_s)
-        if comes_back and len(returns) < _MOST_RETURNS:
+        if comes_back and not is_full:
             insort(returns, now + retry_s)
         return retry_s
 
@@ -245,25 +247,29 @@ class ObjectiveScheduler(Scheduler):
         self._orders.clear()
 
     def _next(self, now: float) -> Sequence | None:
+        self._to_keep = None
         is_full = len(self.running) >= self._config.max_running
         if not (self.waiting or self.paused) or (is_full and not any(map(self._may_pause, self.running))):
             return None
         if self._is_turn_of_oldest:
             candidates = [*self.paused, *self.waiting.values()]
             oldest = self._oldest(candidates + list(filter(self._may_pause, self.running)), now)
-            self._kept.add(oldest.request_id)
             if oldest in candidates:
+                self._to_keep = oldest
                 return oldest
+            self._keep(oldest)
             self._num_entered += 1
         if self._num_waiting["interactive"] and self._num_free("interactive"):
             return self._order("interactive", now).first()
         return None if is_full else self._order("batch", now).first()
 
     def _oldest(self, sequences: list[Sequence], now: float) -> Sequence:
-        """By turns the oldest of all, and of those whose first token has been or can be in time. Where more come than
-        can be served, late ones would otherwise have all these places, and make all that come after them late, too."""
-        self._num_oldest += 1
-        if self._num_oldest % 2 == 0:
+        """By turns the oldest of those that have begun their answers or can begin them in time, and of all.
+
+        Where more come than can be served, late ones would otherwise have all these places, and make all that come
+        after them late, too.
+        """
+        if self._num_oldest % 2:
             return min(sequences, key=attrgetter("arrival"))
         urgency = {kind: self._urgency(kind, now) for kind in _CLASSES}
 
@@ -294,8 +300,14 @@ class ObjectiveScheduler(Scheduler):
             self._orders[kind] = order
         return order
 
+    def _keep(self, oldest: Sequence) -> None:
+        self._kept.add(oldest.request_id)
+        self._num_oldest += 1
+
     def _enter(self, sequence: Sequence) -> None:
         self._num_entered += 1
+        if sequence is self._to_keep:
+            self._keep(sequence)
         if sequence in self.paused:
             self.paused.remove(sequence)
         else:

@@ -128,7 +128,7 @@ class FluidGroup:
         """At the next of the times, half a second apart, at which news that say the same are due."""
         period_s = _SAME_NEWS_S / 2
         due = max(self._told_at + _SAME_NEWS_S, self._events.now + period_s) - self._began_at
-        self._events.at(self._began_at + ceil(due / period_s) * period_s, self._repeat_news)
+        self._events.at(self._began_at + ceil(due / period_s - 1e-9) * period_s, self._repeat_news)
 
     def _repeat_news(self) -> None:
         if not self._is_news_planned and self._events.now >= self._told_at + _SAME_NEWS_S:

@@ -413,7 +413,7 @@ class TestTensorParallelCluster:
         assert cluster.stream(PROMPTS[0], max_tokens=80, speculation=speculation) == wanted[0]
         assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model") > 0
 
-    @pytest.mark.slow  # the loss of a worker is above; that a rank's end is a worker's, in test_draft_ranks.py
+    @pytest.mark.slow  # the loss of a worker is above; the end of its engine with a rank, in test_draft_ranks.py
     def test_a_draft_rank_that_dies_in_the_middle_of_streams_costs_and_repeats_no_token(self, cluster, wanted):
         seen = threading.Semaphore(0)
         (process,) = ray_processes("DraftRank")

@@ -45,7 +45,6 @@ CHILD = """
 import sys
 from pathlib import Path
 from cache_service.log.follower import Follower
-from cache_service.log.folded_log_reader import Place
 from cache_service.log.log_feed import LogFeed
 from cache_service.store.connection import ConnectionSettings
 from paceline_testing.cache_stores import Documents, Namespace, until

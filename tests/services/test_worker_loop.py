@@ -178,6 +178,7 @@ def test_a_group_fails_its_health_check_when_a_batch_takes_too_long_or_a_rank_ha
 
 
 def test_the_process_of_a_rank_does_not_import_ray_serve():
-    code = "import sys, actors.workers.target_rank; print({'ray', 'ray.serve'} & set(sys.modules))"
+    modules = "sys, actors.workers.target_rank, actors.workers.target_worker"
+    code = f"import {modules}; print({{'ray', 'ray.serve'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "{'ray'}\n"

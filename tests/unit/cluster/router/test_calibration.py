@@ -262,7 +262,15 @@ def test_rows_that_take_longer_than_more_rows_make_no_others_cheaper():
     assert [curve.seconds(rows) for rows in seconds] == pytest.approx([0.11, 0.11, 0.4], rel=0.02)
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 12, 16, 64]), st.floats(5e-324, 1e6)), max_size=60))
+@pytest.mark.parametrize(("before", "now"), [(17, 24), (9, 12), (24, 17)])
+def test_more_rows_within_a_tier_are_no_slower_machine(before, now):
+    curve = StepTimeCurve()
+    for rows in [4, before, 32, 64] * 20 + [now] * 200:
+        curve.observe(rows, 0.01 * rows)
+    assert [curve.seconds(rows) for rows in (4, now, 32, 64)] == pytest.approx([0.04, 0.01 * now, 0.32, 0.64], rel=0.05)
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 12, 16, 64]), st.floats(1e-9, 1e6)), max_size=60))
 def test_all_times_that_can_be_measured_leave_a_curve(measured):
     curve = StepTimeCurve([(1, 0.01), (16, 0.02)])
     for rows, seconds in measured:
