@@ -115,8 +115,8 @@ class StepTimeCurve:
         if tier is None:
             tier = self._tiers[index] = _Tier()
         if len(tier.seconds) >= _SAMPLES_OF_PACE:
-            # To the tier's own median, with the curve's slope: the curve itself may lie beside it for good, and the pace
-            # would go ever further away.
+            # To the tier's own median, with the curve's slope: the curve may lie beside it for good, and the pace would
+            # go ever further away.
             usual, here = self.times(round(tier.point[0]), 1)[0], self.times(rows, 1)[0]
             ratio = seconds / tier.point[1] * float(usual / here)
             self._paces.append(min(max(ratio, 1.0 / _MOST_RATIO), _MOST_RATIO))
