@@ -5,6 +5,7 @@ As a program it is as much of `helm` as Kustomize calls: `version` and `template
 
 import argparse
 import copy
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ Object = dict[str, Any]
 
 def profile_values(profile: str) -> Object:
     """Of `values-PROFILE.yaml`, which differ from those of `values.yaml`; `default` differs in nothing."""
-    return {} if profile == "default" else _values_file(CHART / f"values-{profile}.yaml")
+    return {} if profile == "default" else copy.deepcopy(_values_file(CHART / f"values-{profile}.yaml"))
 
 
 def merged(*values: Object) -> Object:
@@ -44,13 +45,18 @@ def templates(values: Object, release: str = "paceline", namespace: str = "pacel
 
 def objects(values: Object, release: str = "paceline", namespace: str = "paceline") -> list[Object]:
     """All objects that an installation makes, and the pod of `helm test`."""
-    texts = templates(values, release, namespace)
+    return copy.deepcopy(_objects(json.dumps(values), release, namespace))
+
+
+@cache
+def _objects(values: str, release: str, namespace: str) -> list[Object]:
+    texts = templates(json.loads(values), release, namespace)
     return [
         each for path, text in texts.items() if path != "NOTES.txt" for each in yaml.load_all(text, _Strict) if each
     ]
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(yaml.CSafeLoader):
     """A key that is there twice is an error, as it is for the API server."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -60,11 +66,6 @@ class _Strict(yaml.SafeLoader):
 
 
 def profile_objects(profile: str) -> list[Object]:
-    return copy.deepcopy(_profile_objects(profile))
-
-
-@cache
-def _profile_objects(profile: str) -> list[Object]:
     return objects(profile_values(profile))
 
 
@@ -84,12 +85,13 @@ def one(made: list[Object], kind: str, name: str = "paceline") -> Object:
 
 def serve_config(made: list[Object]) -> Object:
     """What KubeRay hands to Ray Serve."""
-    found: Object = yaml.safe_load(one(made, "RayService")["spec"]["serveConfigV2"])
+    found: Object = yaml.load(one(made, "RayService")["spec"]["serveConfigV2"], yaml.CSafeLoader)
     return found
 
 
+@cache
 def _values_file(path: Path) -> Object:
-    found: Object = yaml.safe_load(path.read_bytes())
+    found: Object = yaml.load(path.read_bytes(), yaml.CSafeLoader)
     return found
 
 
@@ -109,7 +111,7 @@ def main() -> None:
     values = merged(*(_values_file(path) for path in given.values))
     made = objects(values, release, given.namespace)
     kept = [each for each in made if not (given.skip_tests and is_test(each))]
-    yaml.safe_dump_all(kept, sys.stdout, sort_keys=False)
+    yaml.dump_all(kept, sys.stdout, yaml.CSafeDumper, sort_keys=False)
 
 
 if __name__ == "__main__":

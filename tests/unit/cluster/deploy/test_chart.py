@@ -99,7 +99,7 @@ def number_of(quantity):
 def test_all_objects_pass_our_own_validation(profile, tmp_path):
     """The closed schemas of custom resources and the keys of serveConfigV2 among the rest."""
     made = profile_objects(profile)
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    (tmp_path / "all.yaml").write_text(yaml.dump_all(made, Dumper=yaml.CSafeDumper))
     report = validate([tmp_path], CRDS if CRDS.is_dir() else None)
     assert report.findings == []
     assert report.num_documents == len(made)
@@ -265,7 +265,7 @@ def test_each_draft_model_has_its_deployment_and_pods_for_its_workers(first, tmp
     more = {"code": {"model": "/models/code", "workers": 2, "max_workers": 3}, "prose": {"model": "/models/prose"}}
     made = objects({"config": {"draft": {"model": first, "workers": 1, "max_workers": 2}, "more_drafts": more}})
     assert configuration(made).more_drafts["code"].most_workers == 3
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    (tmp_path / "all.yaml").write_text(yaml.dump_all(made, Dumper=yaml.CSafeDumper))
     assert validate([tmp_path], CRDS if CRDS.is_dir() else None).findings == []
     deployments = {one["name"]: one for one in serve_config(made)["applications"][0]["deployments"]}
     pools = {"DraftPool-code", "DraftPool-prose"} | ({"DraftPool"} if first != "none" else set())
@@ -282,7 +282,7 @@ def test_a_draft_pod_holds_all_ranks_of_its_workers(gpus, cpus, pods, tmp_path):
     made = objects(
         {"config": {"draft": draft}, "draft": {"resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}}
     )
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    (tmp_path / "all.yaml").write_text(yaml.dump_all(made, Dumper=yaml.CSafeDumper))
     assert validate([tmp_path], CRDS if CRDS.is_dir() else None).findings == []
     group = groups_of(made)["draft"]
     assert (group["minReplicas"], group["maxReplicas"]) == pods
@@ -298,7 +298,7 @@ def test_gpus_are_asked_for_those_draft_models_that_draft(drafters, tmp_path):
     more = {"code": {"model": "/models/code"}} if drafters in (["none"], ["draft_model.code"]) else {}
     config = {"speculation": {"drafters": drafters}, "more_drafts": more}
     made = objects(merged(profile_values("prod-70b"), {"config": config}))
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(made))
+    (tmp_path / "all.yaml").write_text(yaml.dump_all(made, Dumper=yaml.CSafeDumper))
     assert validate([tmp_path], CRDS if CRDS.is_dir() else None).findings == []
 
 
