@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -15,23 +16,27 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+import ray
 import torch
 from ray import serve
 from transformers import AutoConfig
 
+from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine
-from cluster.ray_names import APPLICATION
+from cluster.ray_names import APPLICATION, DIRECTORY
 from paceline_testing import mtp_checkpoints
 from paceline_testing.ascii_model import speak_ascii
-from paceline_testing.deployed import deployed
+from paceline_testing.deployed import deployed, scale
 from paceline_testing.panels import everything_asked, names_in
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
+
+NUM_COMERS = 12  # clients more than the places of those that run and those that wait
 
 STRINGS = {"type": "array", "items": {"type": "string", "minLength": 30, "maxLength": 60}, "minItems": 5}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "strings", "schema": STRINGS, "strict": True}}
@@ -55,8 +60,7 @@ class Cluster:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        self.url = f"http://127.0.0.1:{config.gateway.http_port}"
-        self.http = httpx.Client(base_url=self.url, timeout=120)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{config.gateway.http_port}", timeout=240)
 
     def complete(self, prompt: str, **options) -> str:
         body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, **options}
@@ -67,7 +71,7 @@ class Cluster:
     def stream(self, prompt: str, on_chunk=None, **options) -> str:
         body = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True, **options}
         text = ""
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as answer:
+        with self.http.stream("POST", "/v1/completions", json=body) as answer:
             assert answer.status_code == 200
             for line in answer.iter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
@@ -86,7 +90,7 @@ class Cluster:
             "parallel_tool_calls": False, "stream": True, "max_tokens": 200, "temperature": 1.0, "seed": 5,
         }  # fmt: skip
         deltas = []
-        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=120) as answer:
+        with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line.removeprefix("data: "))["choices"]
@@ -293,7 +297,7 @@ class TestExactCluster:
     def test_more_requests_than_the_queue_holds_are_refused_with_retry_after(self, cluster):
         def ask(prompt: str) -> httpx.Response:
             body = {"prompt": prompt, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
-            return httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=120)
+            return cluster.http.post("/v1/completions", json=body)
 
         with ThreadPoolExecutor(40) as pool:
             answers = list(pool.map(ask, PROMPTS * 5))
@@ -315,7 +319,7 @@ class TestExactCluster:
         cluster.wait_for(lambda: cluster.metric("paceline_draft_workers") == 2, 60, "the worker's return")
 
     def test_killing_the_router_under_a_full_queue_and_new_clients_costs_and_repeats_no_token(self, cluster, oracle):
-        """Four plain streams, two of JSON and two of calls run; 24 clients come and come again."""
+        """Four plain streams, two of JSON and two of calls run; 12 clients come and come again."""
         plain = [g.text for g in oracle.generate(PROMPTS, max_new_tokens=200, ignore_eos=True)]
         constrained = {"temperature": 1.0, "seed": 5}
         wanted = plain[:4] + [
@@ -332,14 +336,14 @@ class TestExactCluster:
             body = {"prompt": PROMPTS[index], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
             pause_s = 0.0
             while not is_over.wait(pause_s):
-                answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=240)
+                answer = cluster.http.post("/v1/completions", json=body)
                 arrived.append((index, answer))
                 pause_s = float(answer.headers.get("retry-after", 0.1))
 
         def has_come(status: int, since: int) -> bool:
             return any(answer.status_code == status for _, answer in arrived[since:])
 
-        with ThreadPoolExecutor(8 + 24) as pool:
+        with ThreadPoolExecutor(8 + NUM_COMERS) as pool:
             try:
                 streams = [
                     pool.submit(cluster.stream, prompt, one.set, max_tokens=200, speculation={"enabled": False})
@@ -357,7 +361,7 @@ class TestExactCluster:
                     for prompt, one in zip(PROMPTS[6:], begun[6:], strict=True)
                 ]
                 assert all(one.wait(60) for one in begun)
-                comers = [pool.submit(keep_coming, index % 8) for index in range(24)]
+                comers = [pool.submit(keep_coming, index % 8) for index in range(NUM_COMERS)]
                 cluster.wait_for(lambda: has_come(429, 0), 30, "a full queue")
                 assert not all(stream.done() for stream in streams)
                 assert not all(call.done() for call in calling)
@@ -375,6 +379,27 @@ class TestExactCluster:
         assert all(int(answer.headers["retry-after"]) >= 1 for _, answer in arrived if answer.status_code != 200)
         served = [(index, answer) for index, answer in arrived if answer.status_code == 200]
         assert all(answer.json()["choices"][0]["text"] == plain[index][:20] for index, answer in served)
+
+    def test_by_hand_draft_workers_run_another_model_and_what_cannot_be_is_refused(self, cluster, model_dirs, oracle):
+        other = shutil.copytree(model_dirs[1], model_dirs[1].with_name("other"), dirs_exist_ok=True)
+        processes = ray_processes("ServeReplica:paceline:DraftPool")
+        done = scale("draft", "--model", str(other), "--wait-s", "100")
+        assert done.stderr == ""
+        assert done.stdout == f"draft workers: the model from now on is {other}\ndraft workers: 2 run it\n"
+        done = scale("draft", "--model", "/not/there", "--wait-s", "100")
+        assert done.returncode == 2
+        assert "keep the model that they have: " in done.stderr
+        assert "/not/there" in done.stderr
+        workers = ray.get(find_directory(DIRECTORY).workers.remote("draft"))
+        assert [Path(worker.model).name for worker in workers] == ["other", "other"]
+        assert ray_processes("ServeReplica:paceline:DraftPool") == processes
+        drafted = cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model")
+        wanted = oracle.generate([PROMPTS[0]], max_new_tokens=60, ignore_eos=True)[0].text
+        assert cluster.complete(PROMPTS[0], speculation={"namespace": "after"}) == wanted
+        assert cluster.metric("paceline_spec_decode_num_draft_tokens_total", source="draft_model") > drafted
+        done = scale("target", "--groups", "2")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--groups is 2; the limit is target.max_groups, 1" in done.stderr
 
 
 class TestTensorParallelCluster:

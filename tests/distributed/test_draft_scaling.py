@@ -28,6 +28,9 @@ from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
 
 PATIENCE_S = 200.0  # two processes are started
+# By hand, groups come and go in test_target_groups.py, and workers change their model in test_cluster.py.
+pytestmark = pytest.mark.slow
+
 MASK = 3  # a byte that no text here has
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash")]
 
@@ -134,7 +137,6 @@ class Load:
                 client.result()
 
 
-@pytest.mark.slow  # that workers come and go under load, the next test shows, too
 def test_one_to_three_workers_and_back_under_load_loses_no_request_and_changes_no_text(url, wanted):
     wait_for(lambda: metric(url, "paceline_draft_workers") == 1, "the first worker")
     before = other_processes()
@@ -207,9 +209,3 @@ def test_by_hand_there_are_as_many_and_they_run_what_was_said_until_it_is_taken_
     wait_for(lambda: served_models() == ["draft"], "the model of the configuration")
     assert metric(url, "paceline_request_resumed_total") == 0
     assert other_processes() == before
-
-
-def test_more_groups_than_routers_are_refused(url):
-    done = scale("target", "--groups", "2")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--groups is 2; the limit is target.max_groups, 1, because each group has a router of its own" in done.stderr

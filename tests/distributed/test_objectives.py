@@ -29,6 +29,9 @@ from paceline_testing.rounds import toy_request
 from paceline_testing.scraped import value_of, values_of
 from paceline_testing.tiny_models import save_tiny_model
 
+# Which router is asked and what refusals become are tested without Ray in tests/unit/cluster/{gateway,router,routing}.
+pytestmark = pytest.mark.slow
+
 LONG = 60_000  # tokens, which outlast the test: attention alone takes minutes
 WARM = 100  # tokens of first answers
 WITHIN_S = 100.0
