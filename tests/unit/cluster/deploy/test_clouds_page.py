@@ -39,7 +39,7 @@ def test_no_file_is_left_unchecked():
 @both_clouds
 def test_values_change_node_selectors_and_gateways_alone_and_all_is_valid(cloud, tmp_path):
     before, after = {identity(each): each for each in profile_objects("prod-70b")}, made_for(cloud)
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(after.values()))
+    (tmp_path / "all.yaml").write_text(yaml.dump_all(after.values(), Dumper=yaml.CSafeDumper))
     assert validate([tmp_path]).findings == []
     assert {key for key in before if before[key] != after[key]} == {("RayService", "paceline"), ("Gateway", "paceline")}
     groups = groups_of(after)

@@ -41,7 +41,7 @@ def schemas_of():
 
 def findings(manifest, schemas):
     """By way of a text, as a file would be: with lines, and with the checks of several objects together."""
-    documents, problems = read_documents("x.yaml", yaml.safe_dump(manifest, sort_keys=False))
+    documents, problems = read_documents("x.yaml", yaml.dump(manifest, Dumper=yaml.CSafeDumper, sort_keys=False))
     assert problems == []
     found = [document.find(problem) for document in documents for problem in check_manifest(document, schemas)]
     return found + [document.find(problem) for document, problem in check_set(documents)]

@@ -110,7 +110,7 @@ def schemas():
 
 
 def findings(objects, schemas):
-    documents, problems = read_documents("x.yaml", yaml.safe_dump_all(objects, sort_keys=False))
+    documents, problems = read_documents("x.yaml", yaml.dump_all(objects, Dumper=yaml.CSafeDumper, sort_keys=False))
     assert problems == []
     found = [document.find(problem) for document in documents for problem in check_manifest(document, schemas)]
     return found + [document.find(problem) for document, problem in check_set(documents)]
