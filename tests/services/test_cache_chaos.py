@@ -33,6 +33,10 @@ WAYS = (GREEDY, SAMPLED)
 NUM_TOKENS = len(WAYS) * len(PROMPTS) * 24  # of all answers
 
 pytestmark = pytest.mark.usefixtures("drafts_pay")
+# Faults are the same for both; what either does with its data, the other tests of this folder ask both.
+each_engine = pytest.mark.parametrize(
+    "engine", ["valkey", pytest.param("redis", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +180,7 @@ SERVER_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", SERVER_FAULTS)
+@each_engine
 def test_a_server_fails_in_the_middle_of_requests_and_comes_back(engine, model, wanted, tmp_path, fault):
     begin, end = SERVER_FAULTS[fault]
     with EmbeddedServer(tmp_path / "server", engine) as server, client(model, server.settings, tmp_path, wanted) as one:
@@ -197,6 +202,7 @@ def test_a_server_fails_in_the_middle_of_requests_and_comes_back(engine, model, 
         assert_recovered(one, model, server, tmp_path, wanted)
 
 
+@each_engine
 def test_a_server_comes_and_goes_while_answers_are_given(engine, model, wanted, tmp_path):
     with EmbeddedServer(tmp_path / "server", engine) as server, client(model, server.settings, tmp_path, wanted) as one:
         for begin, end in ((halt, go_on), (order("FLUSHALL"), None), (kill, EmbeddedServer.restart)) * 2:
@@ -207,6 +213,7 @@ def test_a_server_comes_and_goes_while_answers_are_given(engine, model, wanted, 
         assert_recovered(one, model, server, tmp_path, wanted)
 
 
+@each_engine
 def test_old_data_that_are_restored_are_what_is_known_from_then_on(engine, model, wanted, tmp_path):
     with EmbeddedServer(tmp_path / "server", engine) as server, client(model, server.settings, tmp_path, wanted) as one:
         with open_client(server.settings) as redis:
@@ -232,6 +239,7 @@ def test_old_data_that_are_restored_are_what_is_known_from_then_on(engine, model
         assert_recovered(one, model, server, tmp_path, wanted)
 
 
+@each_engine
 def test_sentinels_choose_another_primary_and_the_old_one_comes_back(engine, model, wanted, tmp_path):
     with sentinel_group(tmp_path / "group", engine) as group, client(model, group.settings, tmp_path, wanted) as one:
         old, new = group.primary, group.replica
@@ -279,8 +287,17 @@ def slow(network: BadNetwork) -> None:
     network.slow_down(16)
 
 
-@pytest.mark.parametrize("begins_cold", [False, True], ids=["known before", "from the start"])
-@pytest.mark.parametrize("fault", [silent, cut, cut_within_answers, slow])
+@pytest.mark.parametrize(
+    ("fault", "begins_cold"),
+    [
+        (silent, False),
+        (cut, False),
+        (cut_within_answers, False),
+        (slow, True),
+        *(pytest.param(fault, True, marks=pytest.mark.slow) for fault in (silent, cut, cut_within_answers)),
+        pytest.param(slow, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_network_fails_and_is_mended(model, wanted, tmp_path, fault, begins_cold):
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(tmp_path / "server"))

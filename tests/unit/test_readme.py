@@ -10,10 +10,12 @@ import httpx
 import pytest
 import typer
 
+from actors.models.catalog import models_dir
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.gateway.requests.schema import SpeculationFields
 from paceline_testing.echo_gateway import echo_gateway
+from paceline_testing.tiny_models import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,9 +57,22 @@ def test_the_curl_call_streams(gateway):
     assert len(lines) > 3
 
 
-def test_the_program_without_a_server_runs_on_the_demo_model(smollm2_dir, capsys):
+def run_without_a_server():
     (program,) = [text for text in PROGRAMS if "LocalEngine" in text]
     exec(compile(program, "README.md", "exec"), {})
+
+
+def test_the_program_without_a_server_runs(tmp_path, monkeypatch, capsys):
+    """On a tiny model in the demo model's place."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    save_tiny_model(models_dir(tmp_path) / "smollm2")
+    run_without_a_server()
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+@pytest.mark.slow
+def test_the_program_without_a_server_runs_on_the_demo_model(smollm2_dir, capsys):
+    run_without_a_server()
     assert "Paris" in capsys.readouterr().out
 
 
