@@ -5,8 +5,9 @@ VENV ?= .venv
 # More pip arguments for torch alone, to choose its build (see README.md, GPUs).
 TORCH_ARGS ?=
 PACELINE_HOME ?= $(HOME)/.cache/paceline
-# Processes that run tests in parallel. Only one Ray cluster runs at a time.
-TEST_PROCESSES ?= 2
+# Processes that run tests in parallel: one more than CI has processors, since tests of clusters often wait. Only one Ray
+# cluster runs at a time.
+TEST_PROCESSES ?= 3
 # For `make serve`: a configuration file, and more arguments of `paceline serve`.
 CONFIG ?= configs/laptop.yaml
 ARGS ?=
