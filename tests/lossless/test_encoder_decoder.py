@@ -99,7 +99,15 @@ def without_end(tokens: list[int], ends: list[int]) -> list[int]:
 # --- the same tokens as without drafts
 
 
-@pytest.mark.parametrize("kind", TINY_ENCODER_DECODER_KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, marks=pytest.mark.slow if kind in ("mbart", "pegasus") else ()
+        )  # as bart, and begin otherwise
+        for kind in TINY_ENCODER_DECODER_KINDS
+    ],
+)
 def test_greedy_answers_are_those_of_transformers(dirs, kind):
     draft = dirs["other t5" if kind == "t5" else kind]
     wanted = None

@@ -7,7 +7,10 @@ import pytest
 from tests.soak.soak_engine import Soak
 
 
-@pytest.mark.parametrize(("attention", "kind", "rounds"), [("padded", "llama", 120), ("triton_tree", "gemma3", 3)])
+@pytest.mark.parametrize(
+    ("attention", "kind", "rounds"),
+    [("padded", "llama", 120), pytest.param("triton_tree", "gemma3", 3, marks=pytest.mark.slow)],
+)
 def test_tokens_are_those_of_plain_decoding_and_blocks_add_up_in_every_round(attention, kind, rounds, request):
     device = "cpu" if attention == "padded" else request.getfixturevalue("triton_device")
     figures = Soak(attention, kind, seed=2, device=device).run(rounds)

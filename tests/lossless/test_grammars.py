@@ -64,7 +64,10 @@ WAYS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PROMPTS = [list(f"say {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew")]
-TWICE = ("json", "structural_tag")  # with sampled answers, too, where the others have them with all options
+# All constraints have answers with all options, and each other way has some of them.
+QUICK = {"greedy": ("json", "choice"), "sampled": ("structural_tag",), "everything": tuple(CONSTRAINTS)}
+# They propose whatever comes next, grammar or not, as the n-gram table does: all of them together stand for each.
+ALIKE = ("prompt_lookup", "retrieval", "soft_ngram", "suffix", "token_recycling")
 DRAFTERS = [name for name in DRAFTER_NAMES if name not in ("none", "eagle")]
 
 
@@ -144,7 +147,7 @@ def answers_of(local: LocalEngine, constraint: str, way: str, **options: Any) ->
 @pytest.mark.parametrize(
     ("constraint", "way"),
     [
-        pytest.param(constraint, way, marks=pytest.mark.slow if way == "sampled" and constraint not in TWICE else ())
+        pytest.param(constraint, way, marks=() if constraint in QUICK[way] else pytest.mark.slow)
         for constraint in CONSTRAINTS
         for way in WAYS
     ],
@@ -159,7 +162,9 @@ def test_answers_are_those_of_the_reference_with_and_without_drafts(models, draf
 
 
 @pytest.mark.parametrize("exact", ["default", pytest.param("bitwise", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in DRAFTERS]
+)
 def test_no_drafter_changes_a_constrained_answer(models, drafts_pay, drafter, exact):
     local = engine(models, (drafter,), exact=exact)
     for constraint, times in (("json", 2), ("structural_tag", 1)):  # cold, and with what was learnt
@@ -315,7 +320,7 @@ def test_an_answer_ends_with_its_grammar_whoever_drafts_and_whatever_is_ignored(
     assert (empty.token_ids, empty.finish_reason) == ([], "stop")
 
 
-@pytest.mark.parametrize("way", ["sampled", "everything"])
+@pytest.mark.parametrize("way", [pytest.param("sampled", marks=pytest.mark.slow), "everything"])
 @pytest.mark.parametrize("num_masked", [0, 1, 2])
 def test_masks_that_are_too_complex_behind_a_node_cost_what_is_drawn_there(
     models, drafts_pay, monkeypatch, num_masked, way
@@ -401,7 +406,7 @@ def test_a_mask_that_is_left_out_at_one_row_is_noticed(models, drafts_pay, monke
     assert answers_of(local, "json", "sampled", **options) == wanted  # nothing is left of the failed ones
 
 
-@pytest.mark.parametrize("way", ["greedy", "sampled", "everything"])
+@pytest.mark.parametrize("way", ["greedy", pytest.param("sampled", marks=pytest.mark.slow), "everything"])
 def test_a_mask_that_is_left_out_behind_a_trigger_inside_a_draft_is_noticed(models, drafts_pay, monkeypatch, way):
     """Behind a trigger the grammar forces a token. Before it the answer is free, so nothing else is masked."""
     masks = GrammarMatcher.masks

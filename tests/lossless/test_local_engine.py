@@ -26,6 +26,7 @@ NEW_TOKENS = 24
 EOS = 256
 PROMPTS = [list(f"say {word} and {word} and".encode()) for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay")]
 PROMPTS.append([65])
+TOGETHER = (8, len(PROMPTS))  # batch size and prompts
 ALONE = ("llama", 1, 3)  # model kind, batch size and prompts: one after the other takes longer than all at a time
 SAMPLED = {"max_new_tokens": NEW_TOKENS, "temperature": 0.9, "top_p": 0.95, "seed": 7, "ignore_eos": True}
 
@@ -45,6 +46,8 @@ WAYS.append(pytest.param(ALL, {}, id="all together"))
 WAYS += [
     pytest.param(("draft_model",), {"branch": branch}, id=f"branch {branch}") for branch in (1, 4)
 ]  # of its trees, else 2
+# One kind of target has every drafter alone; the others have them together, and those that read their hidden states.
+FEW = {"auto", "eagle", "all together"}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,21 @@ def engine(dirs: tuple[Path, Path], drafters: tuple[str, ...], batch_size: int =
     )  # fmt: skip
 
 
+def ways_of(all_of: tuple, *few_of: tuple) -> list:
+    """Every way with the first case (kind, batch size, prompts), and FEW ways with the others."""
+    return [
+        pytest.param(
+            *case, *way.values, marks=() if case == all_of or way.id in FEW else pytest.mark.slow, id=_id(case, way)
+        )
+        for case in (all_of, *few_of)
+        for way in WAYS
+    ]
+
+
+def _id(case: tuple, way) -> str:
+    return "-".join([*map(str, case), way.id])
+
+
 @cache
 def transformers_greedy(directory: Path) -> list[list[int]]:
     """What the unpatched model says to each of PROMPTS."""
@@ -98,8 +116,10 @@ def plain_samples(dirs: tuple[Path, Path]) -> list[list[int]]:
     return [generation.token_ids for generation in generations]
 
 
-@pytest.mark.parametrize(("drafters", "options"), WAYS)
-@pytest.mark.parametrize(("kind", "batch_size", "count"), [*((kind, 8, len(PROMPTS)) for kind in TINY_KINDS), ALONE])
+@pytest.mark.parametrize(
+    ("kind", "batch_size", "count", "drafters", "options"),
+    ways_of(("llama", *TOGETHER), *((kind, *TOGETHER) for kind in TINY_KINDS if kind != "llama"), ALONE),
+)
 def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, batch_size, count, drafters, options):
     local = engine(model_dirs[kind], drafters, batch_size, **options)
     wanted = transformers_greedy(model_dirs[kind][0])[-count:]
@@ -107,8 +127,7 @@ def test_greedy_tokens_are_those_of_transformers(model_dirs, kind, batch_size, c
     assert [generation.token_ids for generation in generations] == wanted
 
 
-@pytest.mark.parametrize(("drafters", "shape"), WAYS)
-@pytest.mark.parametrize(("kind", "batch_size", "count"), [("gemma3", 8, len(PROMPTS)), ALONE])
+@pytest.mark.parametrize(("kind", "batch_size", "count", "drafters", "shape"), ways_of(ALONE, ("gemma3", *TOGETHER)))
 def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(
     model_dirs, kind, batch_size, count, drafters, shape
 ):
@@ -118,7 +137,7 @@ def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafter_and_batch_size(
     assert [g.token_ids for g in generations] == wanted
 
 
-@pytest.mark.parametrize(("branch", "temperature"), [(1, 0.9), (2, 0.0), (4, 0.9)])
+@pytest.mark.parametrize(("branch", "temperature"), [pytest.param(1, 0.9, marks=pytest.mark.slow), (2, 0.0), (4, 0.9)])
 def test_a_draft_model_of_few_words_costs_no_token(model_dirs, drafts_pay, tmp_path, temperature, branch):
     target = model_dirs["llama"][0]
     few = shutil.copytree(target, tmp_path / "few")  # right where the target says one of its words
@@ -134,7 +153,7 @@ def test_a_draft_model_of_few_words_costs_no_token(model_dirs, drafts_pay, tmp_p
     assert accepted
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.9])
 def test_two_draft_models_cost_no_token(model_dirs, drafts_pay, temperature):
     target, other = model_dirs["llama"]
     options = {"max_new_tokens": NEW_TOKENS, "temperature": temperature, "seed": 7, "ignore_eos": True}

@@ -20,6 +20,8 @@ TEXT = (
 QUANTIZED = ("fp8", "int8", "int4")
 # fp8 rounds activations to a sixteenth, which makes the last bit of a sum count: only bitwise mode is sure.
 NEAR_TOKENS = ("int8", "int4")
+# In 16 bits a layer's kernels are other ones, which take half a minute to compile where they are not yet.
+QUICK = (("int8", "float32"), ("int4", "float32"))
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +62,14 @@ def test_greedy_tokens_are_those_of_the_quantized_model_itself(model_dirs, quant
         assert generation.token_ids == (tokens[: tokens.index(EOS)] if EOS in tokens else tokens)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("quantization", [pytest.param("fp8", marks=pytest.mark.slow), "int8", "int4"])
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [
+        pytest.param(quantization, dtype, marks=() if (quantization, dtype) in QUICK else pytest.mark.slow)
+        for quantization in QUANTIZED
+        for dtype in ("float32", "bfloat16")
+    ],
+)
 def test_bitwise_a_seed_gives_the_same_tokens_with_any_drafts_and_batch_size(model_dirs, quantization, dtype):
     options = {"max_new_tokens": 24, "temperature": 0.9, "seed": 7, "ignore_eos": True}
     bits = {"quantization": quantization, "dtype": dtype, "exact": "bitwise"}

@@ -72,7 +72,8 @@ def tokens(local: LocalEngine, prompts=PROMPTS, **options) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("target", "draft", "sampling"),
     [
-        *((*pair, SAMPLED) for pair in PAIRS),
+        pytest.param(*PAIRS[0], SAMPLED, marks=pytest.mark.slow),
+        *((*pair, SAMPLED) for pair in PAIRS[1:]),
         (*PAIRS[0], GREEDY),
         *(pytest.param(*pair, GREEDY, marks=pytest.mark.slow) for pair in PAIRS[1:]),
     ],
@@ -85,7 +86,14 @@ def test_tokens_are_the_same_with_and_without_drafts_of_another_vocabulary(model
         assert tokens(drafted, **sampling) == plain
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED, SAMPLED | {"repetition_penalty": 1.3, "presence_penalty": 0.7}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        GREEDY,
+        pytest.param(SAMPLED, marks=pytest.mark.slow),
+        SAMPLED | {"repetition_penalty": 1.3, "presence_penalty": 0.7},
+    ],
+)
 def test_right_guesses_come_through_and_change_no_token(renumbered, options):
     plain = tokens(engine(renumbered[0], "none", 1), **options)
     for batch_size in (1, 8):
@@ -146,6 +154,7 @@ def test_a_short_draft_model_and_a_long_prompt(model_dirs, tmp_path):
     assert tokens(engine(model_dirs["bytes"], short), prompts, max_new_tokens=40) == plain
 
 
+@pytest.mark.slow
 def test_the_demo_model_writes_the_same_with_a_draft_model_of_another_vocabulary(smollm2_dir, model_dirs):
     prompts = ["The capital of France is", [{"role": "user", "content": "Say 🙂 and naïve in 3 words."}]]
     local = engine(smollm2_dir, model_dirs["merges"], 1, exact="default", kv_cache_tokens=1024)

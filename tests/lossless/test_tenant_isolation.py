@@ -150,7 +150,14 @@ def one_namespace(monkeypatch):
     monkeypatch.setitem(globals(), "scope_of", everybody)
 
 
-@pytest.mark.parametrize("mutate", [one_calibration, one_record_of_rounds, one_namespace])
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        pytest.param(one_calibration, marks=pytest.mark.slow),
+        pytest.param(one_record_of_rounds, marks=pytest.mark.slow),
+        one_namespace,
+    ],
+)
 def test_it_would_show_if_tenants_were_not_kept_apart(models, alone, monkeypatch, mutate):
     """Mutations: each lets something that A's requests have taught into B's."""
     mutate(monkeypatch)

@@ -239,11 +239,16 @@ def true_tree(model: PreTrainedModel, tokens: list[int], depth: int = 2) -> Draf
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"),
-    [*((kind, "padded") for kind in TINY_KINDS), ("llama", "triton_tree")],
+    ("name", "kind", "place"),
+    [
+        *((name, kind, "padded") for name in HEAD_KINDS for kind in TINY_KINDS),
+        *(
+            pytest.param(name, "llama", "triton_tree", marks=() if name == "eagle3 reduced" else pytest.mark.slow)
+            for name in HEAD_KINDS
+        ),
+    ],
     indirect=["place"],
 )
-@pytest.mark.parametrize("name", HEAD_KINDS)
 def test_the_tree_is_that_of_the_written_algorithm_round_after_round(tmp_path, name, kind, place):
     depth, top_k = 3, 4
     engine = make_engine(tmp_path, name, kind, place=place, depth=depth, top_k=top_k)
@@ -425,7 +430,7 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
         rng = np.random.default_rng(3)
         texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
         rounds = []
-        for number in range(9):
+        for number in range(6):
             drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
             run(engine, texts, *[text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)])
             rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])

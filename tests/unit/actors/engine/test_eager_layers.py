@@ -58,7 +58,7 @@ def test_an_eager_engine_says_what_the_host_says(triton_device):
         engine = TargetEngine(model, EngineOptions(128, 4, attention=attention, is_eager=True))
         assert isinstance(model.model.rotary_emb, RotaryTable) == (attention == "triton_tree")
         rounds = Rounds(engine, 7, SAMPLINGS)
-        for length in (7, 12, 2):
+        for length in (7, 2):
             rounds.start(length)
-        said.append([rounds.step(num_successors=2) for _ in range(5)])
+        said.append([rounds.step(num_successors=2) for _ in range(3)])
     assert said[0] == said[1]

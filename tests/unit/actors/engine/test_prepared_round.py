@@ -122,7 +122,7 @@ def state_of(engine: TargetEngine) -> list[Any]:
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 10**9), st.sampled_from([14, 200]))
 def test_rounds_are_those_that_pick_makes_and_those_that_are_not_begun_leave_no_trace(model, seed, num_blocks):
     rng = np.random.default_rng(seed)

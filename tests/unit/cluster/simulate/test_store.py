@@ -43,7 +43,9 @@ def test_a_slow_link_to_workers_slows_rounds():
     assert tpot_ms(link_bytes_per_s=20e3) > 1.3 * tpot_ms()
 
 
-@pytest.mark.parametrize("limits", [{"requests_per_second": 2.0}, {"tokens_per_minute": 4000}])
+@pytest.mark.parametrize(
+    "limits", [{"requests_per_second": 2.0}, pytest.param({"tokens_per_minute": 4000}, marks=pytest.mark.slow)]
+)
 def test_limits_hold_where_one_gateway_of_two_has_all_requests(limits):
     """Without a store each gateway has its share: the one that is left may use half of the limit."""
 

@@ -233,7 +233,7 @@ def greedy_rounds(model: torch.nn.Module, device: torch.device, attention: str, 
     return texts
 
 
-@pytest.mark.parametrize("model", [tiny_llama, gemma2, gpt_oss])
+@pytest.mark.parametrize("model", [pytest.param(tiny_llama, marks=pytest.mark.slow), gemma2, gpt_oss])
 def test_the_engine_says_the_same_tokens_with_either_attention(triton_device, model):
     padded = greedy_rounds(model(), triton_device, "padded")
     assert len(set(padded[0][5:])) > 1
