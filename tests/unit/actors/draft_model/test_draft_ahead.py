@@ -107,7 +107,7 @@ class Text:
 
 
 @pytest.mark.whole
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.data())
 def test_drafts_are_those_of_an_engine_that_is_told_each_text_from_its_start(models, oracles, data):
     kind = data.draw(st.sampled_from(TINY_KINDS))

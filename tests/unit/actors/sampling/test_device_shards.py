@@ -206,7 +206,7 @@ def test_rows_that_are_nearly_flat_are_not_told(triton_device):
     assert (tokens == -1).sum() > 6
 
 
-@settings(few, max_examples=4)
+@settings(few, max_examples=2)
 @given(st.lists(st.floats(-3, 3, width=16), min_size=2, max_size=12), st.integers(1, 12), st.integers(0, 12), seeds)
 @example([1.0] * 8, 3, 5, 0)  # half of the mass is that of four tokens, exactly
 def test_cuts_among_equal_scores_keep_the_lowest_ids(triton_device, values, top_k, cut, seed):

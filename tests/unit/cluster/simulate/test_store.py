@@ -11,7 +11,7 @@ FOLLOWED = {"conversations_per_s": 6.0, "turns": 1.0, "answer_tokens": 40, "tena
 def test_followers_reads_saturate_the_store():
     def figures(groups, bytes_per_s=None):
         costs = {"store_bytes_per_s": bytes_per_s}
-        return simulated({"target": {"groups": groups}}, 8.0, FOLLOWED, costs=costs).run().figures
+        return simulated({"target": {"groups": groups}}, 5.0, FOLLOWED, costs=costs).run().figures
 
     free = figures(5)
     traffic = free["store_read_bytes_per_s"] + free["store_written_bytes_per_s"]

@@ -157,7 +157,8 @@ def test_bitwise_logits_do_not_depend_on_company_or_tree(place, triton_device, m
         monkeypatch.setattr(exact, "_attend_on_cpu", attend_rows)
     rows = []
     prompt = [4, 8, 15, 16, 23, 42]
-    for company, length, nodes in ((0, 6, []), (7, 6, []), (0, 4, [9, 23, 1, 42])):
+    crowd = 7 if place == "host" else 2  # interpreted kernels take long
+    for company, length, nodes in ((0, 6, []), (crowd, 6, []), (0, 4, [9, 23, 1, 42])):
         runner = ModelRunner(make("minicpm3").to(device), 320, "bitwise")
         pool = BlockPool(80, 4)
         parts = []
