@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages import SamplingParams
@@ -28,7 +28,6 @@ def write(table: AdjustmentTable) -> None:
     table.write(*map(torch.from_numpy, table.updates))
 
 
-@settings(max_examples=50)
 @given(st.data())
 def test_a_table_has_the_adjustments_of_every_round(data):
     with pytest.MonkeyPatch.context() as patch:
