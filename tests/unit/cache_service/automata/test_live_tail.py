@@ -248,11 +248,11 @@ def test_readers_beside_a_writer_never_see_half_a_batch():
     """A cursor of one side is a cursor of the other; what is matched is there."""
     tail, stop, faults = LiveTail(1000), threading.Event(), []
     rng = np.random.default_rng(3)
-    text = rng.integers(0, 6, 1500).tolist()
+    text = rng.integers(0, 6, 3000).tolist()
 
     def read():
         cursor, walked, version = Cursor(), 0, 0
-        while not stop.is_set() or walked < 750:
+        while not stop.is_set() or walked < 1500:
             side = tail.enter()
             try:
                 if side.version < version:
