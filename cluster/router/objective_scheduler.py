@@ -5,7 +5,7 @@
 - Within a class, those whose first token can still be in time go first, tenants in fair turns.
 - One of eight places goes to the request that has waited longest, which keeps it to its end, so that none starves.
   Every second of these goes to the oldest one whose first token can still be in time.
-- A request that would miss its first token's objective because of requests before it is refused on arrival.
+- A request that would probably miss its first token's objective because of requests before it is refused on arrival.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from cluster.router.turn_order import TurnOrder
 
 _OLDEST_EVERY = 8  # one of this many places goes to the request that has waited longest
 _KEPT_PLACES = 4  # such sequences keep at most one of this many places
-_KEPT = 0.98  # weight of earlier answers with each one that ends
+_KEPT = 0.98  # weight of earlier answers with each one that ends, and of earlier arrivals with each one
+_MOST_REFUSED = 0.5  # share of refused arrivals from which on places are too scarce for requests that may be late
 _LONGEST_RETRY_S = 300.0  # with less, most clients of a long overload would be told the same time and return at once
 _MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
@@ -83,6 +84,7 @@ class ObjectiveScheduler(Scheduler):
         self._to_keep: Sequence | None = None  # the oldest, if it enters next
         self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # retry times
         self._num_waiting: Counter[ServiceClass] = Counter()
+        self._refused_share = 0.0  # of recent arrivals: their first tokens would have been late
         self._orders: dict[ServiceClass, TurnOrder] = {}  # of waiting requests, valid before one round
 
     # Who waits
@@ -134,10 +136,12 @@ class ObjectiveScheduler(Scheduler):
     def _check_room(self, sequence: Sequence, now: float) -> None:
         kind, comes_back = sequence.request.service_class, not sequence.request.asks_another
         ttft_s = self._objectives[kind].ttft_s
+        self._refused_share *= _KEPT
         if ttft_s is not None:
             expected_s, alone_s = self._expected_first_token_s(sequence, now)
             # A prompt that takes longer by itself has nothing to gain by coming back.
             if expected_s > AIMED * ttft_s >= alone_s:
+                self._refused_share += 1.0 - _KEPT
                 seconds = expected_s - AIMED * ttft_s
                 raise ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
@@ -182,8 +186,10 @@ class ObjectiveScheduler(Scheduler):
         lacking = max(0, len(ahead) + 1 - self._num_free(kind))  # places that must become free
         if kind == "batch":
             ahead += self._waiting_of("interactive")
-        # Ends come at random: with a standard deviation more, five of six such requests are in time.
-        wait_s = (lacking + math.sqrt(lacking)) / self._ends_per_s(kind)
+        # Ends come at random: with a standard deviation more, five of six such requests are in time. As long as few are
+        # refused, half of six are enough: places will be free again, and otherwise nobody would use them.
+        deviations = min(1.0, self._refused_share / _MOST_REFUSED)
+        wait_s = (lacking + deviations * math.sqrt(lacking)) / self._ends_per_s(kind)
         running = [other for other in self.running if other.num_uncomputed > 1 and not self._is_behind(other, sequence)]
         backlog = sum(self._prompt_rows(other) for other in (*running, *ahead))
         own, round_s = self._prompt_rows(sequence), self._round_s
