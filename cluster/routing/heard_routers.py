@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cluster.routing.prefix_blocks import is_first
 from cluster.routing.router_load import Ahead
 from cluster.routing.warm_blocks import WarmBlocks
-
-_MOST_FIRST_BLOCKS = 65_536  # whose holders are kept
 
 
 @dataclass(slots=True)
@@ -24,11 +22,11 @@ class HeardRouter:
 
 
 class HeardRouters:
-    """Routers by id. All are looked at only for a first block that was not asked for lately."""
+    """Routers by id."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, HeardRouter] = {}
-        self._holders: OrderedDict[int, dict[str, WarmBlocks]] = OrderedDict()  # by first block: all that have it
+        self._holders: dict[int, dict[str, WarmBlocks]] = {}  # by first block: all that have it
 
     def forget(self, router_id: str) -> None:
         self.clear(router_id)
@@ -43,9 +41,8 @@ class HeardRouters:
     def use(self, router_id: str, blocks: Sequence[int], *, is_assumed: bool = False) -> None:
         """The router has these blocks, or will have them; the last one stays longest."""
         warm = self.by_id[router_id].warm
-        for block in blocks:
-            if (holders := self._holders.get(block)) is not None:
-                holders[router_id] = warm
+        for block in filter(is_first, blocks):
+            self._holders.setdefault(block, {})[router_id] = warm
         self._lack(router_id, warm.use(blocks, is_assumed=is_assumed))
 
     def drop_assumed(self, router_id: str, blocks: Sequence[int]) -> None:
@@ -53,18 +50,12 @@ class HeardRouters:
         self._lack(router_id, self.by_id[router_id].warm.drop_assumed(blocks))
 
     def _lack(self, router_id: str, blocks: Iterable[int]) -> None:
-        for block in blocks:
-            if (holders := self._holders.get(block)) is not None:
-                holders.pop(router_id, None)
+        for block in filter(is_first, blocks):
+            holders = self._holders[block]
+            del holders[router_id]
+            if not holders:
+                del self._holders[block]
 
     def holders(self, first_block: int) -> Mapping[str, WarmBlocks]:
-        """Routers that have the first block of a prompt, with all that they have; from now on they are kept."""
-        holders = self._holders.get(first_block)
-        if holders is None:
-            holders = {one: known.warm for one, known in self.by_id.items() if first_block in known.warm}
-            self._holders[first_block] = holders
-            if len(self._holders) > _MOST_FIRST_BLOCKS:
-                self._holders.popitem(last=False)
-        else:
-            self._holders.move_to_end(first_block)
-        return holders
+        """Routers that have the first block of a prompt, with all that they have."""
+        return self._holders.get(first_block, {})

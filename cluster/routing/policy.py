@@ -14,7 +14,7 @@ from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
 from actors.workers.directory import read_client_keys
 from cluster.routing.heard_statuses import heard_statuses
-from cluster.routing.known_routers import MOST_COMPARED, KnownRouters
+from cluster.routing.known_routers import MOST_COMPARED, KnownRouters, routed_prompt
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import NEWS, decode_news
 from cluster.routing.subscriber import Subscriber
@@ -68,7 +68,8 @@ class SoonestFirst(RequestRouter):
         request = next(iter(pending_request.args), None)
         if not isinstance(request, GenerationRequest):
             return [_some(list(self._ready.values())), others]
-        return [*soonest_first(self._known, self._ready, request, time.monotonic()), others]
+        prompt = routed_prompt(request)
+        return [*soonest_first(self._known, self._ready, request, prompt, time.monotonic()), others]
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
         """Give the replica to the request that it was chosen for. Serve itself looks for it by an id that all calls

@@ -6,20 +6,23 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from actors.messages import GenerationRequest
-from cluster.routing.known_routers import KnownRouters, routed_prompt
+from cluster.routing.known_routers import KnownRouters, RoutedPrompt
 
 Replica = TypeVar("Replica")
 
 
 def soonest_first(
-    known: KnownRouters, ready: Mapping[str, Replica], request: GenerationRequest, now: float
+    known: KnownRouters,
+    ready: Mapping[str, Replica],
+    request: GenerationRequest,
+    prompt: RoutedPrompt,
+    now: float,
 ) -> list[list[Replica]]:
     """Replicas by rank, see `KnownRouters.ranks`. Where the first one is alone, it is taken that it gets the request.
     The router that has refused the request comes last, and is taken not to have its prompt.
 
-    ready: replicas by router id.
+    ready: replicas by router id. prompt: the request's.
     """
-    prompt = routed_prompt(request)
     refused_by = "" if request.refusal is None else request.refusal.router_id
     if refused_by:
         known.refused(refused_by, prompt)

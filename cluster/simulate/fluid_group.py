@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-import numpy as np
-
 from actors.errors import Overloaded, RouterLost
 from actors.messages import GenerationRequest, SpeculationStats, TokenChunk
 from actors.workers.demand import DraftDemand, TargetDemand
@@ -21,7 +19,7 @@ from cluster.config import RouterConfig
 from cluster.router.round import RequestFailed
 from cluster.router.scheduler import Scheduler, share_prompt_rows
 from cluster.routing.announcer import Announcer
-from cluster.routing.prefix_blocks import BLOCK_TOKENS, prefix_blocks
+from cluster.routing.prefix_blocks import BLOCK_TOKENS
 from cluster.simulate.draft_workers import DraftPool
 from cluster.simulate.events import Events
 from cluster.simulate.fluid_cache import FluidCache
@@ -296,11 +294,8 @@ class FluidGroup:
         self._prefill_until = now + self._prefill_s
 
     def _find_prefix(self, sequence: _Sequence) -> None:
-        request, script = sequence.request, self._scripts[sequence.request.sampling.seed]
-        sequence.keys = script.prefixes
-        if self._announcer is not None:
-            tokens = np.concatenate([request.prompt_token_ids, script.answer[-request.max_new_tokens :]])
-            sequence.blocks = prefix_blocks(tokens, request.prefix_namespace or request.namespace)
+        script = self._scripts[sequence.request.sampling.seed]
+        sequence.keys, sequence.blocks = script.prefixes, script.blocks
         found = self._prefixes.find(sequence.keys, sequence.num_tokens - 1)
         sequence.num_cached = found // _BLOCK * _BLOCK
         sequence.rows_left = sequence.num_tokens - sequence.num_cached

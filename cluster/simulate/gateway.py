@@ -13,6 +13,8 @@ from actors.errors import Overloaded, PacelineError, RouterLost, Unavailable
 from actors.messages import GenerationRequest, SamplingParams, TokenChunk
 from cluster.gateway.resume import UnbrokenStream
 from cluster.router.round import RequestFailed, RouterEvent
+from cluster.routing.known_routers import RoutedPrompt
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
 from cluster.simulate.connection import NOTICED_S, Connection
 from cluster.simulate.events import Action, Events, Server
 from cluster.simulate.options import CostOptions
@@ -131,8 +133,11 @@ class ClientCall:
         self._scripts = scripts
         self._retries = retries
         self._on_end = on_end
-        self._seed = scripts.add(Script(turn.answer, turn.conversation.tenant, turn.prefixes))
-        scope = tenant.scope
+        scope, told = tenant.scope, turn.conversation
+        text = np.concatenate([turn.prompt, turn.answer])
+        told.blocks = prefix_blocks(text, scope.prefix_namespace or scope.namespace, told.blocks)
+        self._blocks = told.blocks
+        self._seed = scripts.add(Script(turn.answer, told.tenant, turn.prefixes, self._blocks))
         self._request = GenerationRequest(
             request_id=f"request-{self._seed}",
             prompt_token_ids=turn.prompt,
@@ -211,7 +216,10 @@ class ClientCall:
         assert self._stream is not None
         rest, choice = self._stream.rest, self.gateway.choice
         rest = msgspec.structs.replace(rest, asks_another=choice.has_others and rest.refusal is None)
-        group = self._group = choice.choose(rest, self._events.now)
+        num_tokens = len(rest.prompt_token_ids)
+        blocks = self._blocks[: num_tokens // BLOCK_TOKENS]
+        prompt = RoutedPrompt(num_tokens, blocks, namespace_block(rest.namespace))
+        group = self._group = choice.choose(rest, prompt, self._events.now)
         self._asked = rest.request_id
         if group is None:
             self._lost(self._asked, Overloaded(_FULL, _RETRY_S))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from actors.messages import GenerationRequest
 from cluster.router.deployment import MAX_ONGOING_REQUESTS
 from cluster.routing.heard_routers import HeardRouters
-from cluster.routing.known_routers import KnownRouters
+from cluster.routing.known_routers import KnownRouters, RoutedPrompt
 from cluster.routing.replica_choice import soonest_first
 from cluster.routing.router_news import decode_news
 from cluster.simulate.rounds import Group
@@ -65,11 +65,11 @@ class RouterChoice:
         """Whether several routers are ready."""
         return len(self._readiness.ready) > 1
 
-    def choose(self, request: GenerationRequest, now: float) -> Group | None:
-        """None: there is no router with room."""
+    def choose(self, request: GenerationRequest, prompt: RoutedPrompt, now: float) -> Group | None:
+        """None: there is no router with room. prompt: the request's."""
         self._lengths.forget_old(now)
         ready = self._readiness.ready
-        for rank in soonest_first(self._known, ready, request, now):
+        for rank in soonest_first(self._known, ready, request, prompt, now):
             if (chosen := self._taken(rank, now)) is not None:
                 return chosen
         return self._taken([group for group in self._readiness.groups if group.name not in ready], now)

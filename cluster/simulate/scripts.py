@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -20,6 +20,7 @@ class Script:
     answer: np.ndarray  # int32
     tenant: int
     prefixes: Prefixes = ()
+    blocks: Sequence[int] = ()  # of prompt and answer, see `prefix_blocks`
 
     def token(self, position: int) -> int:
         """The answer's token; beyond its end, where nothing is emitted any more, any token."""

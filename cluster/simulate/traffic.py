@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +27,7 @@ class Conversation:
     num_system: int = 0
     num_turns: int = 0
     service_class: ServiceClass = "interactive"
+    blocks: Sequence[int] = ()  # of the text of all turns so far, see `prefix_blocks`
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,9 @@ def by_chance() -> AbstractContextManager[object]:
     """Each request goes to a router drawn by chance."""
     drawn = random.Random(0)
     return patch.object(
-        router_choice, "soonest_first", lambda known, ready, request, now: [[drawn.choice(list(ready.values()))]]
+        router_choice,
+        "soonest_first",
+        lambda known, ready, request, prompt, now: [[drawn.choice(list(ready.values()))]],
     )
 
 
