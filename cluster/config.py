@@ -118,8 +118,8 @@ class Objective(Options):
 
 class ObjectivesConfig(Options):
     """Objectives by class. With any of them, rounds are planned so that most requests are within theirs: interactive
-    ones go before batch, tenants share by weight, and requests whose first token would be late are refused (429).
-    Without any, requests run in order of arrival and their class has no effect."""
+    ones go before batch, tenants share by weight, and requests whose first token would probably be late are refused
+    (429). Without any, requests run in order of arrival and their class has no effect."""
 
     interactive: Objective = Objective()
     """For requests with service_tier default, priority, fast or scale, and for those that do not say."""

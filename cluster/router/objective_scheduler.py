@@ -31,8 +31,8 @@ from cluster.router.turn_order import TurnOrder
 
 _OLDEST_EVERY = 8  # one of this many places goes to the request that has waited longest
 _KEPT_PLACES = 4  # such sequences keep at most one of this many places
-_KEPT = 0.98  # weight of earlier answers with each one that ends, and of earlier arrivals with each one
-_MOST_REFUSED = 0.5  # share of refused arrivals from which on places are too scarce for requests that may be late
+_KEPT = 0.98  # decay of means over answers with each answer, and of the refused share with each arrival
+_SCARCE = 0.5  # share of refused arrivals from which on the margin of admission is a whole standard deviation
 _LONGEST_RETRY_S = 300.0  # with less, most clients of a long overload would be told the same time and return at once
 _MOST_RETURNS = 10_000  # entries per class; with more, the longest retry time is returned
 _FIRST_ANSWER = 128.0  # tokens, before any has ended
@@ -84,7 +84,7 @@ class ObjectiveScheduler(Scheduler):
         self._to_keep: Sequence | None = None  # the oldest, if it enters next
         self._returns: dict[ServiceClass, list[float]] = {kind: [] for kind in _CLASSES}  # retry times
         self._num_waiting: Counter[ServiceClass] = Counter()
-        self._refused_share = 0.0  # of recent arrivals: their first tokens would have been late
+        self._refused_share = dict.fromkeys(_CLASSES, 0.0)  # of recent arrivals
         self._orders: dict[ServiceClass, TurnOrder] = {}  # of waiting requests, valid before one round
 
     # Who waits
@@ -134,25 +134,31 @@ class ObjectiveScheduler(Scheduler):
     # Admission
 
     def _check_room(self, sequence: Sequence, now: float) -> None:
+        kind = sequence.request.service_class
+        refusal = self._refusal(sequence, now)
+        self._refused_share[kind] = _KEPT * self._refused_share[kind] + (1.0 - _KEPT) * (refusal is not None)
+        if refusal is not None:
+            raise refusal
+
+    def _refusal(self, sequence: Sequence, now: float) -> Overloaded | None:
         kind, comes_back = sequence.request.service_class, not sequence.request.asks_another
         ttft_s = self._objectives[kind].ttft_s
-        self._refused_share *= _KEPT
         if ttft_s is not None:
             expected_s, alone_s = self._expected_first_token_s(sequence, now)
             # A prompt that takes longer by itself has nothing to gain by coming back.
             if expected_s > AIMED * ttft_s >= alone_s:
-                self._refused_share += 1.0 - _KEPT
                 seconds = expected_s - AIMED * ttft_s
-                raise ObjectiveUnreachable(
+                return ObjectiveUnreachable(
                     f"the first token would come in {expected_s:.1f} s; {ttft_s:g} s are promised to {kind} requests",
                     self._retry_after(sequence, seconds, now, comes_back),
                 )
         queued = self._num_queued_of(kind)
         if queued >= self._config.max_waiting:
-            raise Overloaded(
+            return Overloaded(
                 f"{queued} {kind} requests wait; the limit is {self._config.max_waiting}",
                 self._retry_after(sequence, max(1.0, queued / 2) / self._ends_per_s(kind), now, comes_back),
             )
+        return None
 
     def _retry_after(self, sequence: Sequence, seconds: float, now: float, comes_back: bool) -> float:
         """seconds: until there is room for one more. Clients that were refused before return one after the other, as
@@ -186,9 +192,9 @@ class ObjectiveScheduler(Scheduler):
         lacking = max(0, len(ahead) + 1 - self._num_free(kind))  # places that must become free
         if kind == "batch":
             ahead += self._waiting_of("interactive")
-        # Ends come at random: with a standard deviation more, five of six such requests are in time. As long as few are
-        # refused, half of six are enough: places will be free again, and otherwise nobody would use them.
-        deviations = min(1.0, self._refused_share / _MOST_REFUSED)
+        # Ends come at random: without a margin half of such requests are in time, with a standard deviation five of
+        # six. Where few are refused, places that a margin keeps free would soon lack requests.
+        deviations = min(1.0, self._refused_share[kind] / _SCARCE)
         wait_s = (lacking + deviations * math.sqrt(lacking)) / self._ends_per_s(kind)
         running = [other for other in self.running if other.num_uncomputed > 1 and not self._is_behind(other, sequence)]
         backlog = sum(self._prompt_rows(other) for other in (*running, *ahead))

@@ -22,7 +22,7 @@ class HeardRouter:
 
 
 class HeardRouters:
-    """Routers by id."""
+    """Routers by id, and an index of all first blocks that any of them has."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, HeardRouter] = {}

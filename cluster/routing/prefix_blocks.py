@@ -16,8 +16,8 @@ def prefix_blocks(token_ids: np.ndarray, namespace: str, begin: Sequence[int] = 
     """A hash of 64 bits for each whole block of the tokens, int32 [n], that covers all tokens up to its end. Hashes of
     first blocks are odd, all others even.
 
-    namespace: in which prefixes are shared; the hashes of two of them have nothing in common. begin: the first hashes,
-    where they are known.
+    namespace: in which prefixes are shared; the hashes of two of them have nothing in common. begin: the hashes of the
+    first blocks of the same tokens in the same namespace, so that they are not computed again.
     """
     size = BLOCK_TOKENS * 4
     data = np.ascontiguousarray(token_ids[len(begin) * BLOCK_TOKENS :], dtype=np.int32).tobytes()

@@ -36,7 +36,7 @@ from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
 
-NUM_COMERS = 12  # clients more than the places of those that run and those that wait
+NUM_COMERS = 12  # clients beside the eight streams: eight more than can run or wait
 
 STRINGS = {"type": "array", "items": {"type": "string", "minLength": 30, "maxLength": 60}, "minItems": 5}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "strings", "schema": STRINGS, "strict": True}}

@@ -27,9 +27,11 @@ from paceline_testing.ray_processes import ray_processes
 from paceline_testing.right_drafts import EAGER_SCALING, target_and_right_draft
 from paceline_testing.scraped import value_of
 
-PATIENCE_S = 200.0  # two processes are started
-# By hand, groups come and go in test_target_groups.py, and workers change their model in test_cluster.py.
+# Elsewhere on Ray: groups come and go by hand (test_target_groups.py), draft workers change their model
+# (test_cluster.py). Their number changes here alone.
 pytestmark = pytest.mark.slow
+
+PATIENCE_S = 200.0  # two processes are started
 
 MASK = 3  # a byte that no text here has
 PROMPTS = [f"{word} and {word}" for word in ("oak", "elm", "ash")]

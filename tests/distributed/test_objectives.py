@@ -30,6 +30,7 @@ from paceline_testing.scraped import value_of, values_of
 from paceline_testing.tiny_models import save_tiny_model
 
 # Which router is asked and what refusals become are tested without Ray in tests/unit/cluster/{gateway,router,routing}.
+# That the page of many routers leaves their figures to the nodes, only the test here shows.
 pytestmark = pytest.mark.slow
 
 LONG = 60_000  # tokens, which outlast the test: attention alone takes minutes

@@ -65,8 +65,8 @@ SIZES = (1, False, 7), (32, False, 31), (32, True, 31)
 
 
 def of_layers(compiled: bool) -> list:
-    """All cases. Rounds ask for the same whatever they hold, so that some of a shape stand for the others. To compile
-    one takes ten seconds."""
+    """All cases. Rounds ask for the same whatever they hold, so that some of a shape stand for the others. Compiled
+    ones are slow: each takes ten seconds."""
     quick = set() if compiled else {(shape, *size) for shape in SHAPES for size in SIZES}
     return [pytest.param(*case, compiled, marks=[] if case in quick else pytest.mark.slow) for case in CASES]
 

@@ -8,7 +8,7 @@ from cluster.offline.engine import LocalEngine
 from paceline_testing.tiny_models import save_tiny_model
 
 
-@pytest.mark.slow  # that a router core keeps nothing, tests/unit/cluster/router/test_core_random_runs.py shows
+@pytest.mark.slow  # what Python keeps, tests/unit/cluster/router/test_core_random_runs.py shows, too
 def test_resident_memory_does_not_grow_over_2000_requests(tmp_path):
     shape = {"layers": 1, "hidden_size": 32, "max_positions": 64}
     target = save_tiny_model(tmp_path / "target", "llama", 5, **shape)

@@ -248,6 +248,7 @@ def test_sequences_that_are_sent_again_after_a_failure_have_their_tokens(unfaili
     ahead = [(engine._rounds, "begin"), (engine._rounds, "read"), (engine, "result")]
     if attention == "triton_tree":  # what the host alone does has been seen with padded attention
         places = [
+            (runner, "_run", True),
             (engine, "prepare", False),
             (runner._arena, "send", False),
             (runner._arena, "send", True),

@@ -131,14 +131,15 @@ def test_a_request_whose_first_token_would_be_late_is_refused_and_told_when_to_c
     add("again")
 
 
-def test_where_many_are_refused_fewer_are_accepted_that_may_be_late():
-    core, target = make_core(ttft_s=4.0, max_running=2, seconds=lambda rows: 0.1)
+def test_where_many_of_a_class_are_refused_fewer_of_it_are_accepted_that_may_be_late():
+    core, target = make_core(ttft_s=4.0, max_running=2, max_waiting=100, seconds=lambda rows: 0.1)
     clock = Clock(core, target)
 
     def num_accepted(name):
-        """Of 100 that come at once; those before have ended."""
+        """Of 100 that come at once, each before a batch request; those before have ended."""
         count = 0
         for number in range(100):
+            core.add(request(f"batch {name} {number}", BATCH, tokens=1), clock.now)
             try:
                 core.add(request(f"{name} {number}", tokens=10), clock.now)
                 count += 1

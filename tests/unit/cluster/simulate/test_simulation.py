@@ -107,7 +107,6 @@ def test_aggregated_groups_agree_with_exact_ones():
         assert fluid[name] == pytest.approx(exact[name], rel=0.15), name
 
 
-@pytest.mark.slow
 def test_aggregated_groups_count_draft_workers_and_the_shared_cache_as_exact_ones():
     config = {
         "target": {"groups": 2},
