@@ -430,8 +430,8 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
         rng = np.random.default_rng(3)
         texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
         rounds = []
-        for number in range(7):
-            drafts = [text.tree if text.tree is None or number not in (2, 4) else text.tree.first(4) for text in texts]
+        for number in range(9):
+            drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
             run(engine, texts, *[text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)])
             rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])
         said.append(rounds)
