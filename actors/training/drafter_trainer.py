@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from actors.models.quiet import quiet_transformers
 from actors.models.source import VOCAB_MAP_FILE
 from actors.training.recipes import DrafterRecipe
-from actors.training.target_text import Answer
+from actors.training.target_text import Answer, AnswerPlaces, padded_texts
 from actors.training.training_checkpoint import TrainingCheckpoint
 from actors.training.training_loop import Report, batches_of, check_weights, fast_dtype, run_steps
 
@@ -184,16 +184,21 @@ class DrafterTrainer:
         """The draft's and the target's hidden state before every answer token [n, H], and the target's choice [n]."""
         import torch
 
-        width = max(len(answer.token_ids) for answer in answers) - 1
-        ids = torch.zeros((len(answers), width), dtype=torch.int64)
-        for row, answer in enumerate(answers):  # a causal model never sees right padding
-            ids[row, : len(answer.token_ids) - 1] = answer.token_ids[:-1]
-        rows = torch.cat([torch.full((a.num_answer_tokens,), row) for row, a in enumerate(answers)])
-        columns = torch.cat([torch.arange(a.num_answer_tokens) + a.num_prompt_tokens - 1 for a in answers])
-        state = self._draft.get_decoder()(input_ids=ids.to(self._device), use_cache=False).last_hidden_state
-        wanted = torch.cat([answer.hidden for answer in answers]).float()
+        ids, places = self._sent(padded_texts(answers)), AnswerPlaces.of(answers)
+        state = self._draft.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         argmax = torch.cat([answer.argmax for answer in answers])
-        return state[rows, columns], wanted.to(self._device), argmax.to(self._device)
+        chosen = state[self._sent(places.texts), self._sent(places.columns)]
+        return chosen, self._wanted(answers), self._sent(argmax)
+
+    def _wanted(self, answers: Sequence[Answer]) -> torch.Tensor:
+        """The target's hidden state before every answer token, float32 [n, H]."""
+        import torch
+
+        return self._sent(torch.cat([answer.hidden for answer in answers])).float()
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device. Steps are launched ahead of it: nothing waits until the copy has come."""
+        return tensor.to(self._device, non_blocking=True)
 
 
 def _some(answers: Sequence[Answer], tokens: int) -> list[Answer]:

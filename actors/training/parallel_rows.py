@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actors.training.target_text import Answer
+from actors.training.target_text import Answer, AnswerPlaces, padded_texts
 
 if TYPE_CHECKING:
     import torch
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParallelRows:
-    """A batch of B texts of W real tokens and M mask tokens each, padded at the end of either part."""
+    """A batch of B texts of W real tokens and M mask tokens each, padded at the end of either part. On the CPU."""
 
     token_ids: torch.Tensor  # int64 [B, W]
     positions: torch.Tensor  # int64 [B, W + M]
-    visible: torch.Tensor  # bool [B, 1, W + M, W + M]: row sees column
-    # For the n rows that guess a token of an answer:
+    # Of each mask token, int64 [B, M]:
+    last_real: torch.Tensor  # last column of real tokens that it sees; -1 in the padding
+    chains: torch.Tensor  # the chain's place in the answer; another negative number for each token of the padding
+    chain_depths: torch.Tensor  # tokens of its chain up to it
+    # For the n rows that guess a token of an answer, those of real tokens first:
     texts: torch.Tensor  # int64 [n]: in the batch
     columns: torch.Tensor  # int64 [n]: in 0 .. W + M - 1
     places: torch.Tensor  # int64 [n]: guessed token, as an index into all answers' tokens one after the other
@@ -33,7 +36,21 @@ class ParallelRows:
 
     @property
     def num_masks(self) -> int:
-        return self.positions.shape[1] - self.token_ids.shape[1]
+        return self.chains.shape[1]
+
+    def visible(self, device: str) -> torch.Tensor:
+        """bool [B, 1, W + M, W + M]: row sees column. Made on the device: it is by far the largest part of a batch."""
+        import torch
+
+        last_real, chains, depths = (
+            part.to(device, non_blocking=True) for part in (self.last_real, self.chains, self.chain_depths)
+        )
+        batch, width = self.token_ids.shape
+        columns = torch.arange(width, device=device)
+        real = columns <= torch.cat([columns.expand(batch, -1), last_real], 1)[..., None]
+        masks = (chains[:, :, None] == chains[:, None]) & (depths[:, :, None] >= depths[:, None])
+        masks = torch.cat([masks.new_zeros(batch, width, self.num_masks), masks], 1)
+        return torch.cat([real, masks], 2)[:, None]
 
 
 def random_lengths(count: int, most: int, retention: float, generator: torch.Generator) -> torch.Tensor:
@@ -46,51 +63,33 @@ def random_lengths(count: int, most: int, retention: float, generator: torch.Gen
     return drawn.floor().to(torch.int64).clamp(max=most)
 
 
-def lay_out(answers: Sequence[Answer], lengths: Sequence[torch.Tensor]) -> ParallelRows:
-    """lengths: for each answer of n tokens, the mask tokens of the chain after each of its n places, int64 [n]. The
-    first place is the prompt's last token. Chains end with the answer."""
+def lay_out(answers: Sequence[Answer], lengths: torch.Tensor) -> ParallelRows:
+    """lengths: for each token of all answers, the mask tokens of the chain after its place, int64 [tokens]. The first
+    place of an answer is the prompt's last token. Chains end with the answer."""
     import torch
 
-    width = max(len(answer.token_ids) for answer in answers) - 1
-    chains = [_chains_of(answer, wanted) for answer, wanted in zip(answers, lengths, strict=True)]
-    total = width + max(len(chain[0]) for chain in chains)
-    batch = len(answers)
-    token_ids = torch.zeros((batch, width), dtype=torch.int64)
-    positions = torch.zeros((batch, total), dtype=torch.int64)
-    positions[:, :width] = torch.arange(width)
-    visible = torch.eye(total, dtype=torch.bool).repeat(batch, 1, 1)  # a row of padding sees itself
-    visible[:, :width, :width] = torch.ones((width, width), dtype=torch.bool).tril()  # never sees right padding
-    texts, columns, places, depths = [], [], [], []
-    first_place = 0
-    for text, (answer, (anchors, depth)) in enumerate(zip(answers, chains, strict=True)):
-        token_ids[text, : len(answer.token_ids) - 1] = answer.token_ids[:-1]
-        count, end = answer.num_answer_tokens, width + len(anchors)
-        begin = answer.num_prompt_tokens - 1
-        positions[text, width:end] = begin + anchors + depth
-        visible[text, width:end, :width] = torch.arange(width) <= (begin + anchors)[:, None]
-        visible[text, width:end, width:end] = (anchors[:, None] == anchors) & (depth[:, None] >= depth)
-        texts.append(torch.full((count + len(anchors),), text))
-        columns.append(torch.cat([begin + torch.arange(count), width + torch.arange(len(anchors))]))
-        places.append(first_place + torch.cat([torch.arange(count), anchors + depth]))
-        depths.append(torch.cat([torch.zeros(count, dtype=torch.int64), depth]))
-        first_place += count
+    token_ids, places = padded_texts(answers), AnswerPlaces.of(answers)
+    batch, width = token_ids.shape
+    lengths = torch.minimum(lengths, places.after)
+    chain_of = torch.arange(len(lengths)).repeat_interleave(lengths)  # of each mask token: the place of its chain
+    depths = torch.arange(len(chain_of)) - (lengths.cumsum(0) - lengths)[chain_of] + 1
+    texts = places.texts[chain_of]
+    masks_of = torch.bincount(texts, minlength=batch)
+    columns = torch.arange(len(texts)) - (masks_of.cumsum(0) - masks_of)[texts]
+    shape = batch, int(masks_of.max())
+    last_real, chain_depths = torch.full(shape, -1), torch.ones(shape, dtype=torch.int64)
+    chains = -1 - torch.arange(shape[1]).repeat(batch, 1)
+    last_real[texts, columns] = places.columns[chain_of]
+    chains[texts, columns] = chain_of
+    chain_depths[texts, columns] = depths
     return ParallelRows(
         token_ids=token_ids,
-        positions=positions,
-        visible=visible[:, None],
-        texts=torch.cat(texts),
-        columns=torch.cat(columns),
-        places=torch.cat(places),
-        depths=torch.cat(depths),
+        positions=torch.cat([torch.arange(width).repeat(batch, 1), last_real + chain_depths], 1),
+        last_real=last_real,
+        chains=chains,
+        chain_depths=chain_depths,
+        texts=torch.cat([places.texts, texts]),
+        columns=torch.cat([places.columns, width + columns]),
+        places=torch.cat([torch.arange(len(lengths)), chain_of + depths]),
+        depths=torch.cat([torch.zeros_like(lengths), depths]),
     )
-
-
-def _chains_of(answer: Answer, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each mask token: the answer's place that its chain follows, and its depth from 1; int64 [m]."""
-    import torch
-
-    count = answer.num_answer_tokens
-    lengths = torch.minimum(lengths, count - 1 - torch.arange(count))
-    anchors = torch.arange(count).repeat_interleave(lengths)
-    starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    return anchors, torch.arange(len(anchors)) - starts + 1

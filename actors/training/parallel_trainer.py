@@ -40,35 +40,34 @@ class ParallelTrainer(DrafterTrainer):
             return super()._training_states(answers, seed, share)
         generator = torch.Generator().manual_seed(seed)
         most, retention = self.recipe.parallel - 1, self.recipe.retention
-        lengths = [random_lengths(answer.num_answer_tokens, most, retention, generator) for answer in answers]
-        rows = lay_out(answers, lengths)
-        wanted = torch.cat([answer.hidden for answer in answers])[rows.places].float()
-        return self._states_of(rows), wanted.to(self._device)
+        count = sum(answer.num_answer_tokens for answer in answers)
+        rows = lay_out(answers, random_lengths(count, most, retention, generator))
+        return self._states_of(rows), self._wanted(answers)[self._sent(rows.places)]
 
     def _states_of(self, rows: ParallelRows) -> torch.Tensor:
         """The draft's hidden state of each row that guesses, [n, H]."""
         import torch
 
         with torch.no_grad():
-            real = self._draft.get_input_embeddings()(rows.token_ids.to(self._device))
+            real = self._draft.get_input_embeddings()(self._sent(rows.token_ids))
         masks = (self._mask_embedding * self._embedding_scale).expand(len(real), rows.num_masks, -1)
         state = self._draft.get_decoder()(
             inputs_embeds=torch.cat([real, masks.to(real.dtype)], 1),
             attention_mask=self._attention_mask(rows),
-            position_ids=rows.positions.to(self._device),
+            position_ids=self._sent(rows.positions),
             use_cache=False,
         ).last_hidden_state
-        chosen: torch.Tensor = state[rows.texts, rows.columns]
+        chosen: torch.Tensor = state[self._sent(rows.texts), self._sent(rows.columns)]
         return chosen
 
     def _attention_mask(self, rows: ParallelRows) -> torch.Tensor | dict[str, torch.Tensor]:
         """bool [B, 1, rows, columns], or one for each type of layer."""
         config = self._draft.config
-        visible = rows.visible.to(self._device)
+        visible = rows.visible(self._device)
         window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         if window is None:
             return visible
-        positions = rows.positions.to(self._device)[:, None]
+        positions = self._sent(rows.positions)[:, None]
         near = visible & (positions[..., :, None] - positions[..., None, :] < window)
         return near if types is None else {"full_attention": visible, "sliding_attention": near}
 
@@ -80,7 +79,7 @@ class ParallelTrainer(DrafterTrainer):
         rounds: list[list[list[bool]]] = []
         with torch.inference_mode():
             for batch in batches_of(answers, _MEASURED_TOKENS):
-                rows = lay_out(batch, [torch.full((answer.num_answer_tokens,), most) for answer in batch])
+                rows = lay_out(batch, torch.full((sum(answer.num_answer_tokens for answer in batch),), most))
                 argmax = torch.cat([answer.argmax for answer in batch])
                 logits = torch.nn.functional.linear(self._states_of(rows), self._readout, self._bias)
                 hits = self._token_ids[logits.argmax(-1)].cpu() == argmax[rows.places]

@@ -25,6 +25,33 @@ class Answer:
         return len(self.argmax)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerPlaces:
+    """Where the n answer tokens of a batch of texts are guessed, one answer after the other. int64 [n], on the CPU."""
+
+    texts: torch.Tensor  # in the batch
+    columns: torch.Tensor  # of the token before
+    after: torch.Tensor  # tokens of the answer after it
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> AnswerPlaces:
+        import torch
+
+        counts = torch.tensor([answer.num_answer_tokens for answer in answers])
+        begins = torch.tensor([answer.num_prompt_tokens - 1 for answer in answers])
+        texts = torch.arange(len(answers)).repeat_interleave(counts)
+        offsets = torch.arange(len(texts)) - (counts.cumsum(0) - counts)[texts]
+        return cls(texts, begins[texts] + offsets, counts[texts] - 1 - offsets)
+
+
+def padded_texts(answers: Sequence[Answer]) -> torch.Tensor:
+    """All tokens of each text but its last, int64 [texts, longest], padded behind: a causal model never sees that."""
+    import torch
+
+    texts = [answer.token_ids[:-1] for answer in answers]
+    return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+
+
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
     """Token ids of each prompt, as a user's turn if there is a chat template. The last `max_tokens` are kept."""
     encoded = []

@@ -34,28 +34,25 @@ def trainer_of(kind: str = "llama", **recipe: float) -> ParallelTrainer:
 def test_states_are_those_of_a_plain_forward_with_mask_tokens_after_each_text(kind):
     trainer = trainer_of(kind)
     lengths = [torch.tensor([3, 0, 2, 9, 1, 5]), torch.tensor([4]), torch.tensor([1, 3, 0, 2])]
-    rows = lay_out(ANSWERS, lengths)
+    rows = lay_out(ANSWERS, torch.cat(lengths))
     found = trainer._states_of(rows).detach()
     embed, decoder = trainer._draft.get_input_embeddings(), trainer._draft.get_decoder()
-    wanted, places = [], []
+    firsts, deeper = [], []  # states, and the tokens that they guess
     first = 0
     for text, one in zip(ANSWERS, lengths, strict=True):
         count = text.num_answer_tokens
-        tails = []
         for place in range(count):
             length = min(int(one[place]), count - 1 - place)  # chains end with the answer
             real = embed(text.token_ids[: text.num_prompt_tokens + place])
             masks = trainer._mask_embedding.detach().expand(length, -1)
             with torch.no_grad():
                 state = decoder(inputs_embeds=torch.cat([real, masks])[None]).last_hidden_state[0]
-            wanted.append(state[-1 - length])
-            places.append(first + place)
-            tails += [(state[-length + depth], first + place + depth + 1) for depth in range(length)]
-        wanted += [state for state, _ in tails]
-        places += [place for _, place in tails]
+            firsts.append((state[-1 - length], first + place))
+            deeper += [(state[-length + depth], first + place + depth + 1) for depth in range(length)]
         first += count
+    wanted, places = zip(*firsts, *deeper, strict=True)
     torch.testing.assert_close(found, torch.stack(wanted), atol=1e-4, rtol=0)
-    assert rows.places.tolist() == places
+    assert rows.places.tolist() == list(places)
 
 
 def test_chains_are_kept_with_the_retention():
@@ -95,7 +92,7 @@ def test_tokens_of_a_round_are_the_right_guesses_in_a_row_and_one_more():
 def test_a_saved_model_guesses_what_was_trained(kind, tmp_path):
     trainer = trainer_of(kind, parallel=3)
     text = answer(9, 5, 4)
-    rows = lay_out([text], [torch.tensor([2, 2, 2, 2, 2])])
+    rows = lay_out([text], torch.tensor([2, 2, 2, 2, 2]))
     wanted = torch.nn.functional.linear(trainer._states_of(rows), trainer._readout, trainer._bias).detach()
     trainer.save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
