@@ -35,11 +35,16 @@ class AnswerPlaces:
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> AnswerPlaces:
+        return cls.at(
+            [answer.num_prompt_tokens for answer in answers], [answer.num_answer_tokens for answer in answers]
+        )
+
+    @classmethod
+    def at(cls, num_prompt_tokens: Sequence[int], num_answer_tokens: Sequence[int]) -> AnswerPlaces:
         import torch
 
-        counts = torch.tensor([answer.num_answer_tokens for answer in answers])
-        begins = torch.tensor([answer.num_prompt_tokens - 1 for answer in answers])
-        texts = torch.arange(len(answers)).repeat_interleave(counts)
+        counts, begins = torch.tensor(num_answer_tokens), torch.tensor(num_prompt_tokens) - 1
+        texts = torch.arange(len(counts)).repeat_interleave(counts)
         offsets = torch.arange(len(texts)) - (counts.cumsum(0) - counts)[texts]
         return cls(texts, begins[texts] + offsets, counts[texts] - 1 - offsets)
 
