@@ -46,7 +46,7 @@ RECIPE = DrafterRecipe(
     epochs=40,
     masks_from=0.55,
     answer_tokens=128,
-    write_rows=1536,
+    write_rows=4096,
     batch_tokens=16_384,
     learning_rate=2e-3,
 )
@@ -67,7 +67,7 @@ TURNS = [  # first words of a user's turn, its most tokens, and what follows a p
     *((words, 100, "") for words in ("Solve this problem step by step.", "A shop sells", "If", "You are")),
 ]
 LIKELY = 64  # tokens to sample from
-CACHE_TOKENS = 500_000  # of the texts that are written at a time
+CACHE_TOKENS = 700_000  # of the texts that are written at a time
 LABEL_TOKENS = 32_768  # of the texts whose labels are computed at a time
 LOOK_EVERY = 8  # steps between looks at which texts have ended
 
@@ -298,7 +298,7 @@ def main() -> None:
     parser.add_argument("step", choices=("write", "train"))
     parser.add_argument("--texts", type=Path, required=True, help="directory of the written texts")
     parser.add_argument("--first", type=int, default=0, help="of write: the number of the first chunk")
-    parser.add_argument("--chunks", type=int, default=1, help="how many to write, each of about 300,000 tokens")
+    parser.add_argument("--chunks", type=int, default=1, help="how many to write, each of about 750,000 tokens")
     parser.add_argument("--out", type=Path, help="directory of the draft model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

@@ -1,9 +1,10 @@
-"""Measures what tells most about Paceline on one GPU, in three parts of at most ten minutes each.
+"""Measures what tells most about Paceline on one GPU, in parts of at most ten minutes each.
 
     python3 tests/gpu/slot.py --part 1 [--out DIR] [--dry] [--only NAME]
 
-Needs torch with CUDA, transformers, Triton, numba, msgspec and pydantic, and part 3 also pyzmq, redis, zstandard,
-cryptography and prometheus-client. No Ray and no network; models are made on the device. --dry runs
+Needs torch with CUDA, transformers, Triton, numba, msgspec and pydantic, part 3 also pyzmq, redis, zstandard,
+cryptography and prometheus-client, and part 4 llguidance, opentelemetry-sdk and the demo's model in $PACELINE_HOME. No
+Ray and no network; other models are made on the device. --dry runs
 every experiment with tiny shapes on the CPU, where Triton's interpreter runs the kernels.
 
 Results are written after every row, as JSON, so that a run that is stopped keeps what it has measured. A part ends at
@@ -71,6 +72,9 @@ PARTS: dict[int, list[Experiment]] = {
     3: [
         Experiment("whole_path", 420),
         Experiment("moves", 30),
+    ],
+    4: [
+        Experiment("demo", 150),
     ],
 }
 
