@@ -13,6 +13,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from actors.eagle.head_outputs import HeadOutputs
+from actors.engine.attention.prompt_chunks import CHUNK_ROWS
 from actors.engine.device_rounds import DeviceRounds
 from actors.engine.host_copy import HostCopy
 from actors.engine.model_runner import ModelRunner
@@ -187,7 +188,7 @@ def test_a_copy_or_wait_more_in_a_round_exceeds_a_limit(monkeypatch, plant):
 @pytest.mark.parametrize(
     ("shape", "prompts", "chunk", "compiled"),
     [
-        ("8B", 1, 256, False),
+        ("8B", 1, CHUNK_ROWS, False),
         ("8B", 1, 4096, False),
         ("8B", 4, 512, False),
         pytest.param("8B", 2, 512, True, marks=pytest.mark.slow),
@@ -209,7 +210,7 @@ def test_prompt_chunks_take_no_copy_and_no_wait_more_and_five_launches_a_layer(s
 
 @needs_triton
 def test_few_prompt_rows_are_no_chunk():
-    assert prompt_round_of("8B", 2, prompts=2, chunk=255).kernels["_varlen_attn"] == 0
+    assert prompt_round_of("8B", 2, prompts=2, chunk=CHUNK_ROWS - 1).kernels["_varlen_attn"] == 0
 
 
 @needs_triton
@@ -224,7 +225,7 @@ def test_a_copy_or_wait_more_with_chunks_is_seen(monkeypatch, plant):
         return plain(self, layer, query, *rest)
 
     monkeypatch.setattr(VarlenPlan, "attend", planted)
-    counts = prompt_round_of("8B", 2, prompts=1, chunk=256).counts
+    counts = prompt_round_of("8B", 2, prompts=1, chunk=CHUNK_ROWS).counts
     assert sum(counts[name] for name in ("copies up", "copies back", "waits")) == 2 + 2
 
 

@@ -50,7 +50,7 @@ def prompts(setting: Setting) -> Iterator[dict[str, Any]]:
     with stand_in:
         for heads, kv_heads in setting.of(((32, 8), (8, 1)), ((2, 1),)):
             for before in setting.of((0, 8192, 32768), (0, 24)):
-                for rows in setting.of((64, 128, 256, 1024, 4096), (16,)):
+                for rows in setting.of((64, 256, 320, 512, 1024, 4096), (16,)):
                     with patch.object(prompt_chunks, "CHUNK_ROWS", rows):
                         yield {
                             "heads": f"{heads}/{kv_heads}", "before": before, "rows": rows,
