@@ -227,6 +227,7 @@ class DraftResult(msgspec.Struct, frozen=True, array_like=True, tag="drafted"):
     num_ready: int = 0  # sequences among num_ahead whose whole draft was ready
     is_parallel: bool = False  # whether one forward gives trees of any depth
     num_forwards: int = 0  # that guessed, one after the other
+    is_new_shape: bool = False  # as in `VerifyResult`
 
 
 FREE_ROW = -(2**31)  # in `TokenMasks.index`: every token may follow

@@ -137,11 +137,17 @@ class DraftEngine:
     def device(self) -> torch.device:
         return self._runner.device
 
+    @property
+    def records_launches(self) -> bool:
+        """Whether launches are recorded, so that the first ones of a shape take longer than the others."""
+        return isinstance(self._runner, ModelRunner) and self._runner.records_launches
+
     @torch.inference_mode()
     def draft(self, batch: DraftBatch) -> DraftResult:
         """One tree for each item, in order. It is empty if there is no room for the sequence, or if it has tokens or
         positions that the model lacks."""
         started = time.perf_counter()
+        self._guesser.launched_new = False
         self._forget_namespaces(batch)
         for seq_id in batch.finished:
             self._table.forget(seq_id)
@@ -185,6 +191,7 @@ class DraftEngine:
             num_ready=sum(draft.sequence.seq_id in hoped and draft.is_ready for draft in drafts),
             is_parallel=self._is_parallel,
             num_forwards=_num_forwards(drafts),
+            is_new_shape=self._guesser.launched_new,
         )
 
     def _forget_namespaces(self, batch: DraftBatch) -> None:

@@ -81,6 +81,7 @@ class Guesser:
         self._grammars = grammars
         self._vocab_map = vocab_map
         self._mask_token = mask_token
+        self.launched_new = False  # whether guesses since it was set to this took longer than those of their shape will
 
     def compute(self, sequence: Sequence, count: int) -> None:
         """Compute the next `count` pending tokens of a text, without a guess."""
@@ -126,6 +127,7 @@ class Guesser:
         found = likeliest_after(
             runner, [part.rows for part in parts], wanted, _row_sampling(rows), most, self._vocab_map, masks
         )
+        self.launched_new |= runner.launched_new
         return _guesses_of(*found)
 
     def _guess_on_host(self, parts: list[_Part], rows: list[_Row], masks: RowMasks | None) -> list[Guess]:

@@ -47,6 +47,10 @@ class RetokenizedDraftEngine:
     def device(self) -> torch.device:
         return self._inner.device
 
+    @property
+    def records_launches(self) -> bool:
+        return self._inner.records_launches
+
     def draft(self, batch: DraftBatch) -> DraftResult:
         """One chain for each item, in order; empty if the draft model cannot follow or its guess does not realign."""
         started = time.perf_counter()
@@ -71,6 +75,7 @@ class RetokenizedDraftEngine:
             elapsed_s=time.perf_counter() - started,
             is_parallel=found.is_parallel,
             num_forwards=found.num_forwards,
+            is_new_shape=found.is_new_shape,
         )
 
     answer = draft  # the name that every worker's engine has

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 
-import numpy as np
 import torch
 
 from actors.build import build_draft_engine, build_draft_runner
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.rank_forwards import follow_forwards
-from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.draft_model.warm_up import warm_up
 from actors.engine.model_runner import ModelRunner
 from actors.engine.rank_group import Leader, begin_rounds, find_meeting, join_group, leave_group
 from actors.engine.shared_ring import RingReader, RingWriter
 from actors.links.keys import LinkKeys
 from actors.links.server import LinkServer
-from actors.messages import DraftBatch, DraftItem, SamplingParams, SequenceDelta, SequenceStart, WorkerInfo
+from actors.messages import WorkerInfo
 from actors.models.loader import choose_device
 from actors.workers.gpus import use_device
 from actors.workers.settings import DraftSettings
@@ -39,7 +38,7 @@ class DraftWorker:
         engine = build_draft_engine(settings.source, settings.options, target=settings.target, leader=leader)
         if leader is not None:
             begin_rounds()
-        _warm_up(engine)
+        warm_up(engine, settings.options.gamma, settings.options.branch)
         pool = engine.pool
         self.server = LinkServer(LinkKeys.generate(), [], host)
         info = WorkerInfo(
@@ -117,11 +116,3 @@ class DraftFollower:
         except Exception as error:
             logger.exception("draft rank %d ended", self._rank)
             self._error = f"{type(error).__name__}: {error}"
-
-
-def _warm_up(engine: DraftEngine | RetokenizedDraftEngine) -> None:
-    """Make one sampled guess: the first one allocates the cache and compiles kernels."""
-    tokens = np.ones(2, dtype=np.int32)
-    begin = SequenceStart(SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9), len(tokens), "warm-up")
-    engine.draft(DraftBatch(0, [DraftItem(SequenceDelta(1, 0, tokens), 1, begin)]))
-    engine.draft(DraftBatch(0, [], [1]))

@@ -9,6 +9,7 @@ import torch
 from actors.build import build_draft_engine, build_target_engine
 from actors.draft_model.draft_engine import DraftEngine
 from actors.draft_model.retokenized_draft_engine import RetokenizedDraftEngine
+from actors.draft_model.warm_up import warm_up
 from actors.drafters.contract import CpuDrafter
 from actors.drafters.registry import DRAFT_MODEL, EAGLE, OUROBOROS, expand_drafters
 from actors.engine.target_engine import TargetEngine
@@ -84,4 +85,7 @@ def build_draft(
 ) -> DraftEngine | RetokenizedDraftEngine:
     """Without drafting ahead: this process does nothing else while the target verifies."""
     with on_device(torch.device(choose_device(options.device))):
-        return build_draft_engine(source, options.model_copy(update={"ahead": 0}), target=target, grammars=grammars)
+        options = options.model_copy(update={"ahead": 0})
+        engine = build_draft_engine(source, options, target=target, grammars=grammars)
+        warm_up(engine, options.gamma, options.branch)
+        return engine

@@ -170,7 +170,9 @@ class WorkerDrafting:
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
             return
         self.workers.count_answer(worker_id, round.round_id)
-        if is_awaited:
+        if is_awaited and result.is_new_shape:
+            round.asked.is_new_shape = True
+        elif is_awaited:
             self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
@@ -187,7 +189,7 @@ class WorkerDrafting:
                 held = entry.sequence.drafts.pools[self._pool]
                 most = self._max_nodes(entry, held) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, held.source.source, tree, max_nodes=most)
-        if is_awaited:
+        if is_awaited and not result.is_new_shape:
             self._learn_time(round, worker_id, result)
 
     def _learn_time(self, round: Round, worker_id: str, result: DraftResult) -> None:

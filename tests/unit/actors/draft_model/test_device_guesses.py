@@ -8,7 +8,10 @@ import torch
 
 from actors.draft_model.answer_grammars import AnswerGrammars
 from actors.draft_model.draft_engine import DraftEngine
+from actors.draft_model.warm_up import warm_up
+from actors.engine import model_runner
 from actors.engine.options import EngineOptions
+from actors.engine.recorded_launches import RecordedLaunches
 from actors.grammar.grammars import Grammars
 from actors.messages import (
     FREE_ROW,
@@ -20,6 +23,7 @@ from actors.messages import (
     TokenMasks,
 )
 from paceline_testing.integrity import check_integrity
+from paceline_testing.op_graph import OpGraphs
 from paceline_testing.tiny_models import make_tiny_model
 from paceline_testing.toy_tokenizer import toy_tokenizer
 from tests.gpu.launches import counted
@@ -134,3 +138,28 @@ def test_a_forward_takes_one_copy_up_and_one_down():
     assert len(forwards) >= 3
     assert mode.counts["copies up"] == mode.counts["copies back"] == len(forwards)
     assert mode.counts["waits"] == 0
+
+
+@pytest.mark.parametrize("mask_token", [None, VOCAB - 1])
+def test_drafts_tell_of_new_shapes_and_a_warm_up_leaves_few(triton_device, monkeypatch, mask_token):
+    # The CPU's own kernels are no operations of torch, so they cannot be recorded; nor are a GPU's compiled layers.
+    monkeypatch.setattr(model_runner, "replace_linears", lambda model: False)
+    monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
+    model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32).requires_grad_(False).to(triton_device)
+    engine = DraftEngine(model, EngineOptions(256, 4, attention="triton_tree", is_eager=True), mask_token=mask_token)
+    engine._runner._launches = RecordedLaunches(OpGraphs())
+
+    def are_new(seq_id):
+        greedy = SequenceStart(SAMPLINGS[0], 2)
+        items = [DraftItem(SequenceDelta(seq_id, 0, np.array([5, 6], np.int32)), 4, greedy, max_depth=4)]
+        items += [DraftItem(SequenceDelta(seq_id, 2 + n, np.array([7], np.int32)), 4, max_depth=4) for n in range(3)]
+        told = [engine.draft(DraftBatch(0, [item])).is_new_shape for item in items]
+        engine.draft(DraftBatch(0, [], [seq_id]))
+        return told
+
+    assert are_new(1)[0]
+    engine._runner._launches = RecordedLaunches(OpGraphs())
+    warm_up(engine, gamma=4, branch=1)
+    assert are_new(2) == [False] * 4
+    check_integrity(engine)
+    assert engine.pool.num_free == engine.pool.num_blocks

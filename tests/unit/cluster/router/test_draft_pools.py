@@ -43,6 +43,7 @@ class Cluster:
         )
         self.workers = {name: ToyDraftWorker(guess(self.target)) for name, guess in zip("ab", guesses, strict=True)}
         self.draft_s = dict(zip("ab", draft_s, strict=True))
+        self.num_new_shapes = 0  # of the next drafts, which take 2 s each
         for name, pool in POOL_OF.items():
             self.core.set_draft_workers({name: "old"}, pool)
         self.now = 0.0
@@ -75,10 +76,13 @@ class Cluster:
 
         def draft(worker_id, batch):
             nonlocal waited_s
-            if any(item.max_nodes for item in batch.items):
-                waited_s = max(waited_s, self.draft_s[worker_id])
             result = self.workers[worker_id].draft(batch)
-            return msgspec.structs.replace(result, elapsed_s=self.draft_s[worker_id])
+            if not any(item.max_nodes for item in batch.items):
+                return result
+            is_new, self.num_new_shapes = self.num_new_shapes > 0, max(0, self.num_new_shapes - 1)
+            seconds = 2.0 if is_new else self.draft_s[worker_id]
+            waited_s = max(waited_s, seconds)
+            return msgspec.structs.replace(result, elapsed_s=seconds, is_new_shape=is_new)
 
         def verify(batch):
             result = self.target.verify(batch)
@@ -209,6 +213,15 @@ def test_drafts_have_to_pay_for_their_rows_of_the_target_too(row_s, pays):
     asked = cluster.answer("code", 600)
     assert (share(asked, "draft") > 0.5) == pays
     assert (share(asked) > 0.8) != pays
+
+
+@pytest.mark.parametrize(("new_shapes", "pays"), [(40, True), (100_000, False)])
+def test_drafts_of_new_shapes_say_nothing_of_later_ones_unless_they_are_always_new(new_shapes, pays):
+    cluster = Cluster((RIGHT_FOR_CODE, NEVER_RIGHT))
+    cluster.num_new_shapes = new_shapes
+    cluster.answer("code", 600)
+    asked = share(cluster.answer("code", 300), "draft")
+    assert asked > 0.9 if pays else asked < 0.1
 
 
 def test_what_was_learnt_of_a_draft_model_ends_with_it():
