@@ -140,26 +140,27 @@ def test_a_forward_takes_one_copy_up_and_one_down():
     assert mode.counts["waits"] == 0
 
 
-@pytest.mark.parametrize("mask_token", [None, VOCAB - 1])
+@pytest.mark.parametrize("mask_token", [pytest.param(None, marks=pytest.mark.slow), VOCAB - 1])
 def test_drafts_tell_of_new_shapes_and_a_warm_up_leaves_few(triton_device, monkeypatch, mask_token):
     # The CPU's own kernels are no operations of torch, so they cannot be recorded; nor are a GPU's compiled layers.
     monkeypatch.setattr(model_runner, "replace_linears", lambda model: False)
     monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
+    monkeypatch.setattr("actors.draft_model.warm_up._SEQUENCES", (2, 1))
     model = make_tiny_model("llama", vocab_size=VOCAB, hidden_size=32).requires_grad_(False).to(triton_device)
     engine = DraftEngine(model, EngineOptions(256, 4, attention="triton_tree", is_eager=True), mask_token=mask_token)
     engine._runner._launches = RecordedLaunches(OpGraphs())
 
     def are_new(seq_id):
         greedy = SequenceStart(SAMPLINGS[0], 2)
-        items = [DraftItem(SequenceDelta(seq_id, 0, np.array([5, 6], np.int32)), 4, greedy, max_depth=4)]
-        items += [DraftItem(SequenceDelta(seq_id, 2 + n, np.array([7], np.int32)), 4, max_depth=4) for n in range(3)]
+        items = [DraftItem(SequenceDelta(seq_id, 0, np.array([5, 6], np.int32)), 2, greedy, max_depth=2)]
+        items += [DraftItem(SequenceDelta(seq_id, 2 + n, np.array([7], np.int32)), 2, max_depth=2) for n in range(3)]
         told = [engine.draft(DraftBatch(0, [item])).is_new_shape for item in items]
         engine.draft(DraftBatch(0, [], [seq_id]))
         return told
 
     assert are_new(1)[0]
     engine._runner._launches = RecordedLaunches(OpGraphs())
-    warm_up(engine, gamma=4, branch=1)
+    warm_up(engine, gamma=2, branch=1)
     assert are_new(2) == [False] * 4
     check_integrity(engine)
     assert engine.pool.num_free == engine.pool.num_blocks
