@@ -81,7 +81,7 @@ class Guesser:
         self._grammars = grammars
         self._vocab_map = vocab_map
         self._mask_token = mask_token
-        self.launched_new = False  # whether guesses since it was set to this took longer than those of their shape will
+        self.launched_new = False  # whether a guess since this was reset had launches of a new shape
 
     def compute(self, sequence: Sequence, count: int) -> None:
         """Compute the next `count` pending tokens of a text, without a guess."""

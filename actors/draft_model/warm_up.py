@@ -13,44 +13,50 @@ _SAMPLED = SamplingParams(seed=0, temperature=1.0, top_k=8, top_p=0.9, presence_
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
 _SEQUENCES = (8, 4, 2, 1)  # of drafts that are recorded; the largest first: smaller ones fit into their memory
 _MOST_ACCEPTED = 4  # tokens of a draft
+_PROMPT = 32  # tokens
 
 
 def warm_up(engine: DraftEngine | RetokenizedDraftEngine, gamma: int, branch: int) -> None:
     """Draft once, sampled: the first draft allocates the cache and compiles kernels. Where launches are recorded, draft
-    greedily for up to 8 sequences, after drafts of which no token to four were accepted. The engine holds no sequence
-    before or after.
+    behind a prompt, too, and greedily for up to 8 sequences, after drafts of which none to four tokens were accepted.
+    The engine holds no sequence before or after.
 
-    gamma, branch: of drafts, as in the configuration.
+    gamma, branch: of trees, as in the configuration; drafts of `ouroboros` are not among these.
     """
-    _draft(engine, 1, _SAMPLED, gamma, branch, (2,))
-    if engine.records_launches:
-        for count in _SEQUENCES:
-            accepted = range(1, min(gamma, _MOST_ACCEPTED) + 2)
-            _draft(engine, count, _GREEDY, gamma, branch, (2, *accepted, *accepted))  # the second time is recorded
+    shape = gamma, branch
+    _draft(engine, _SAMPLED, shape, [[2]])
+    if not engine.records_launches:
+        return
+    _draft(engine, _SAMPLED, shape, [[_PROMPT]])
+    most = min(gamma, _MOST_ACCEPTED) + 1
+    for count in _SEQUENCES:
+        # Sums of new tokens, of sequences that accept unlike numbers of tokens
+        sums = range(count, count * most + 1, max(1, count // 2))
+        accepted = [[new // count + (index < new % count) for index in range(count)] for new in sums]
+        _draft(engine, _GREEDY, shape, [[2] * count, *accepted, *accepted])  # the second time is recorded
 
 
 def _draft(
     engine: DraftEngine | RetokenizedDraftEngine,
-    count: int,
     sampling: SamplingParams,
-    gamma: int,
-    branch: int,
-    new_tokens: tuple[int, ...],
+    shape: tuple[int, int],
+    new_tokens: list[list[int]],
 ) -> None:
-    """Drafts for `count` sequences, one after each number of new tokens."""
-    begin: SequenceStart | None = SequenceStart(sampling, new_tokens[0], "warm-up")
-    length = 0
+    """Drafts for some sequences, one after each of their numbers of new tokens. shape: gamma and branch."""
+    (gamma, branch), count = shape, len(new_tokens[0])
+    begin: SequenceStart | None = SequenceStart(sampling, new_tokens[0][0], "warm-up")
+    lengths = [0] * count
     for number, new in enumerate(new_tokens):
         items = [
             DraftItem(
-                SequenceDelta(seq_id, length, np.ones(new, np.int32)),
+                SequenceDelta(index + 1, lengths[index], np.ones(new[index], np.int32)),
                 gamma * branch,
                 begin,
                 max_depth=gamma,
                 branch=branch,
             )
-            for seq_id in range(1, count + 1)
+            for index in range(count)
         ]
         engine.draft(DraftBatch(number, items))
-        length, begin = length + new, None
+        lengths, begin = [length + more for length, more in zip(lengths, new, strict=True)], None
     engine.draft(DraftBatch(len(new_tokens), [], list(range(1, count + 1))))

@@ -197,7 +197,7 @@ class DrafterTrainer:
         return self._sent(torch.cat([answer.hidden for answer in answers])).float()
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device. Steps are launched ahead of it: nothing waits until the copy has come."""
+        """On the device. Steps are launched ahead of it, so this waits for none of them."""
         return tensor.to(self._device, non_blocking=True)
 
 

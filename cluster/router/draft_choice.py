@@ -41,7 +41,6 @@ PlannerDecision = Literal[
 _LAST_EXPLORE_ROUNDS = 128  # between rounds that verify more than seems to pay, after a while
 _IDLE_EXPLORE_ROUNDS = 512  # and where drafts never pay
 _HEAD_WEIGHT = 0.1  # weight of a new measurement of the head's time
-_MOST_NEW_SHAPES = 256  # rounds that are not learnt from; a worker records 128 shapes, each is new twice
 # Factor on the time of a row: the guesses that are chosen are those whose probability is overestimated most.
 # In a replay of 144 answers with steps of 4 rows, 1.3 gives 0.8 % more tokens a second than 1, and fewer on no task.
 _ROW_CAUTION = 1.3
@@ -86,7 +85,6 @@ class DraftChoice:
         self._most_required = {} if limits.chain_only else most_required  # required nodes are beside the guesses
         self._scalings = scalings
         self._head_s = 0.0  # typical time of the head in a round that asks it
-        self._num_new_shapes = 0  # rounds whose wait was not learnt from
 
     def set_budgets(self, round: Round) -> None:
         """Set the sequences' node budgets: 0 when not even sure nodes would pay, as on a target at full load."""
@@ -169,7 +167,8 @@ class DraftChoice:
                     record.add(verified[index].tolist(), accepted[index].tolist(), expected[index].tolist())
         self._learn_chains(round, emitted)
         self._calibration.end_round(round.entries[index].sequence.namespace for index, _, _ in emitted)
-        if emitted and not round.is_ahead:
+        # A draft of a new shape takes many times as long as the next: learnt from, it would keep rounds from asking.
+        if emitted and not round.is_ahead and not round.asked.is_new_shape:
             outside_s = max(0.0, now - round.planned_at - verify_s - head_s)
             num_tokens = sum(round.entries[index].sequence.num_tokens - first for index, first, _ in emitted)
             share = self._share_of_decoding(round)
@@ -218,11 +217,7 @@ class DraftChoice:
         now: float,
     ) -> None:
         """masks: sources of the verified nodes. times: outside of the target, and of the target without the share of
-        prompts. Without the draft models, the rows of what they alone proposed would not have been computed either. A
-        draft of a new shape takes many times as long as the next: learnt from, it would keep rounds from asking."""
-        if round.asked.is_new_shape and self._num_new_shapes < _MOST_NEW_SHAPES:
-            self._num_new_shapes += 1
-            return
+        prompts. Without the draft models, the rows of what they alone proposed would not have been computed either."""
         outside_s, decoding_s = times
         wait, asked = round.traffic.draft_wait, tuple(round.asked.pools)
 

@@ -23,6 +23,7 @@ from cluster.router.sequence import PoolState, Sequence
 
 _CONTEXT_TOKENS = 16  # last tokens of a sequence that are looked up in the shared cache for a draft worker
 _MAX_RUNS = 4  # phrases of the shared cache sent with one item
+_MOST_NEW_IN_A_ROW = 256  # answers of new shapes; a worker records 128 shapes, each of which is new twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class WorkerDrafting:
         self._counters = counters
         self._phrases = phrases
         self._scaling = scaling
+        self._new_in_a_row = 0  # answers of new shapes, since the last that was of none
 
     def could_ask(self, round: Round) -> Asking:
         """The entries that may be drafted for now."""
@@ -170,10 +172,10 @@ class WorkerDrafting:
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
             return
         self.workers.count_answer(worker_id, round.round_id)
-        if is_awaited and result.is_new_shape:
-            round.asked.is_new_shape = True
-        elif is_awaited:
-            self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s)
+        is_usual = self._is_usual(result)
+        if is_awaited:
+            round.asked.is_new_shape |= not is_usual
+            self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s if is_usual else 0.0)
         self._counters.ready_drafts += result.num_ready
         self._counters.missed_drafts += result.num_ahead - result.num_ready
         for seq_id in result.stale_seq_ids:
@@ -189,8 +191,13 @@ class WorkerDrafting:
                 held = entry.sequence.drafts.pools[self._pool]
                 most = self._max_nodes(entry, held) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, held.source.source, tree, max_nodes=most)
-        if is_awaited and not result.is_new_shape:
+        if is_awaited and is_usual:
             self._learn_time(round, worker_id, result)
+
+    def _is_usual(self, result: DraftResult) -> bool:
+        """Whether the time of the answer tells what drafts take: its shapes are not new, or new ones come for ever."""
+        self._new_in_a_row = self._new_in_a_row + 1 if result.is_new_shape else 0
+        return not 0 < self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
     def _learn_time(self, round: Round, worker_id: str, result: DraftResult) -> None:
         if any(item.begin is not None for item in round.asked.batches[worker_id].items):

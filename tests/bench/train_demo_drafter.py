@@ -1,14 +1,15 @@
 """Trains the parallel draft model that Paceline ships for its demo target.
 
-    python tests/bench/train_demo_drafter.py write --texts texts --chunks 1
-    python tests/bench/train_demo_drafter.py train --texts texts --out DIRECTORY
+    python tests/bench/train_demo_drafter.py write --texts texts --chunks 3 --device cuda
+    python tests/bench/train_demo_drafter.py write --texts texts --chunks 3 --device cuda --first 3  # at the same time
+    python tests/bench/train_demo_drafter.py train --texts texts --out DIRECTORY --device cuda
     paceline drafter pack DIRECTORY actors/training/shipped/FINGERPRINT.safetensors
 
 A quarter of the prompts are the built-in ones. The target writes the others itself: after the chat template's frame of
 a user's turn, and the first words of a task, it goes on as a user would (Magpie, Xu et al. 2024, arXiv:2406.08464).
 Labels are the target's distributions at all tokens after the system prompt, those of the user's turn included. The
 first part of the training has no mask tokens, which do not help the guess of the next token and make a step longer.
-Made for a GPU of 80 GB; several processes may write, each with chunks of its own (--first).
+Made for a GPU of 80 GB.
 """
 
 import argparse
@@ -249,17 +250,17 @@ def texts_in(directory: Path) -> list[Answer]:
 
 @torch.no_grad()
 def labelled(target: PreTrainedModel, texts: Sequence[Answer]) -> list[Answer]:
-    """The same in another order, with the target's hidden states on its device."""
-    found = []
+    """The same with the target's hidden states, on its device."""
+    found: dict[int, Answer] = {}
     for batch in batches_of(texts, LABEL_TOKENS):
         states = target.get_decoder()(input_ids=padded_texts(batch).to(target.device), use_cache=False)
         counts = [len(text.token_ids) - text.num_prompt_tokens for text in batch]
         places = AnswerPlaces.at([text.num_prompt_tokens for text in batch], counts)
         hidden = states.last_hidden_state[places.texts.to(target.device), places.columns.to(target.device)]
         best = target.get_output_embeddings()(hidden).argmax(-1).cpu()
-        labels = zip(batch, hidden.split(counts), best.split(counts), strict=True)
-        found += [replace(text, hidden=part, argmax=choices) for text, part, choices in labels]
-    return found
+        for text, part, choices in zip(batch, hidden.split(counts), best.split(counts), strict=True):
+            found[id(text)] = replace(text, hidden=part, argmax=choices)
+    return [found[id(text)] for text in texts]
 
 
 def train(
@@ -298,7 +299,7 @@ def main() -> None:
     parser.add_argument("step", choices=("write", "train"))
     parser.add_argument("--texts", type=Path, required=True, help="directory of the written texts")
     parser.add_argument("--first", type=int, default=0, help="of write: the number of the first chunk")
-    parser.add_argument("--chunks", type=int, default=1, help="how many to write, each of about 750,000 tokens")
+    parser.add_argument("--chunks", type=int, default=1, help="how many to write, each of about 685,000 tokens")
     parser.add_argument("--out", type=Path, help="directory of the draft model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -308,16 +309,16 @@ def main() -> None:
         parser.error("train needs --out, and texts that were written")
     torch.set_num_threads(arguments.threads)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each length
-    source, most_s = resolve_model("smollm2", paceline_home()), 60 * (arguments.minutes or math.inf)
+    source = resolve_model("smollm2", paceline_home())
+    most_s = None if arguments.minutes is None else 60 * arguments.minutes
     if arguments.step == "train":
-        most_s = None if arguments.minutes is None else most_s
         print(train(source, texts_in(arguments.texts), arguments.out, arguments.device, most_s))
         return
     started = time.monotonic()
     arguments.texts.mkdir(parents=True, exist_ok=True)
     writer, frame = Writer(source, arguments.device), Frame(source)
     for number in range(arguments.first, arguments.first + arguments.chunks):
-        if time.monotonic() - started > most_s:
+        if most_s is not None and time.monotonic() - started > most_s:
             break
         if not (path := arguments.texts / f"{number}.pt").exists():
             texts = write_chunk(writer, frame, SEED + number)

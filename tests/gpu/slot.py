@@ -4,8 +4,8 @@
 
 Needs torch with CUDA, transformers, Triton, numba, msgspec and pydantic, part 3 also pyzmq, redis, zstandard,
 cryptography and prometheus-client, and part 4 llguidance, opentelemetry-sdk and the demo's model in $PACELINE_HOME. No
-Ray and no network; other models are made on the device. --dry runs
-every experiment with tiny shapes on the CPU, where Triton's interpreter runs the kernels.
+Ray and no network; other models are made on the device. --dry runs every experiment with tiny shapes, or the demo's
+model, on the CPU, where Triton's interpreter runs the kernels.
 
 Results are written after every row, as JSON, so that a run that is stopped keeps what it has measured. A part ends at
 its deadline, within a row if need be; tables of all rows come last.
@@ -74,7 +74,7 @@ PARTS: dict[int, list[Experiment]] = {
         Experiment("moves", 30),
     ],
     4: [
-        Experiment("demo", 150),
+        Experiment("demo", 500),
     ],
 }
 

@@ -19,8 +19,10 @@ pytestmark = pytest.mark.whole
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_runs_dry(part, tmp_path):
+def test_a_part_runs_dry(part, tmp_path, request):
     pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    if part == 4:
+        request.getfixturevalue("smollm2_dir")
     environment = {name: value for name, value in os.environ.items() if name != "OUT"}
     command = [sys.executable, SLOT, "--part", str(part), "--dry", "--out", tmp_path]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)

@@ -29,9 +29,9 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("float32", {}),
-    ("float32", {"exact": "bitwise"}),
     ("bfloat16", {}),
     ("bfloat16", {"quantization": "int8"}),
+    ("float32", {"exact": "bitwise"}),
 )
 
 

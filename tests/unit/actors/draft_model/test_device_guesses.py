@@ -141,7 +141,7 @@ def test_a_forward_takes_one_copy_up_and_one_down():
 
 
 @pytest.mark.parametrize("mask_token", [pytest.param(None, marks=pytest.mark.slow), VOCAB - 1])
-def test_drafts_tell_of_new_shapes_and_a_warm_up_leaves_few(triton_device, monkeypatch, mask_token):
+def test_drafts_tell_of_new_shapes_and_a_warm_up_leaves_none(triton_device, monkeypatch, mask_token):
     # The CPU's own kernels are no operations of torch, so they cannot be recorded; nor are a GPU's compiled layers.
     monkeypatch.setattr(model_runner, "replace_linears", lambda model: False)
     monkeypatch.setattr(model_runner, "replace_norms", lambda model: None)
