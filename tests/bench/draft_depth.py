@@ -253,6 +253,7 @@ def speed(
         stack.enter_context(patch.object(offline, "warm_up", lambda *_, **__: [(1, 0.0), (64, 0.0)]))
         stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
         stack.enter_context(patch.object(building, "build_draft_engine", lambda *_, **__: worker))
+        stack.enter_context(patch.object(building, "warm_up", lambda *_: None))
         if fixed is not None:
             stack.enter_context(patch.object(DraftDepth, "min_confidence", lambda *_: 0.0))
             stack.enter_context(patch.object(DraftDepth, "worth", lambda *_: no_worth()))

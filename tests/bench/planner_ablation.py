@@ -328,6 +328,7 @@ class Replay:
             if worker is not None:
                 stack.enter_context(patch.object(offline, "resolve_draft_model", lambda _, source, *rest: source))
                 stack.enter_context(patch.object(building, "build_draft_engine", lambda *_, **options: worker))
+                stack.enter_context(patch.object(building, "warm_up", lambda *_: None))
             self.engine = LocalEngine(
                 "smollm2",
                 drafters=drafters,
