@@ -172,7 +172,7 @@ class WorkerDrafting:
         if result.round_id != round.round_id or len(result.seq_ids) != len(result.trees):
             return
         self.workers.count_answer(worker_id, round.round_id)
-        is_usual = self._is_usual(result)
+        is_usual = is_awaited and self._is_usual(result)
         if is_awaited:
             round.asked.is_new_shape |= not is_usual
             self._scaling.observe_answer(len(result.seq_ids), result.elapsed_s if is_usual else 0.0)
@@ -191,11 +191,11 @@ class WorkerDrafting:
                 held = entry.sequence.drafts.pools[self._pool]
                 most = self._max_nodes(entry, held) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
                 self._proposals.add(entry, held.source.source, tree, max_nodes=most)
-        if is_awaited and is_usual:
+        if is_usual:
             self._learn_time(round, worker_id, result)
 
     def _is_usual(self, result: DraftResult) -> bool:
-        """Whether the time of the answer tells what drafts take: its shapes are not new, or new ones come for ever."""
+        """Whether the time of an awaited answer tells what drafts take: its shapes are not new, or always are."""
         self._new_in_a_row = self._new_in_a_row + 1 if result.is_new_shape else 0
         return not 0 < self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
