@@ -197,7 +197,7 @@ class DrafterTrainer:
         return self._sent(torch.cat([answer.hidden for answer in answers])).float()
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device. Steps are launched ahead of it, so this waits for none of them."""
+        """On the device. The copy is queued, not waited for, where the driver can do that."""
         return tensor.to(self._device, non_blocking=True)
 
 

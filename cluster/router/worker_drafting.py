@@ -195,7 +195,8 @@ class WorkerDrafting:
             self._learn_time(round, worker_id, result)
 
     def _is_usual(self, result: DraftResult) -> bool:
-        """Whether the time of an awaited answer tells what drafts take: its shapes are not new, or always are."""
+        """Whether the time of an awaited answer tells what drafts take: its shapes are not new, or always are.
+        Counts the call as an answer."""
         self._new_in_a_row = self._new_in_a_row + 1 if result.is_new_shape else 0
         return not 0 < self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 

@@ -1,5 +1,6 @@
 """The demo's target and its draft model, as users run them in one process: texts with drafts against those without, and
-against the unpatched model's, and tokens a second."""
+against the unpatched model's, and tokens a second. Each prompt is answered once before, which records launches, so
+`auto` knows the answers."""
 
 from __future__ import annotations
 
