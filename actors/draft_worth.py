@@ -22,8 +22,14 @@ def pays(worth: np.ndarray, confidence: Sequence[float] | np.ndarray) -> bool:
 
     worth: float32 [2k]: k confidences, ascending, and what part of a forward's price a node of that confidence brings.
     """
+    return not len(worth) or bool(parts(worth, confidence).sum() >= 1.0)
+
+
+def parts(worth: np.ndarray, confidence: Sequence[float] | np.ndarray) -> np.ndarray:
+    """What part of a forward's price nodes of these path confidences bring, float64 [n]. worth: not empty, as in
+    `pays`."""
     half = len(worth) // 2
-    return half == 0 or bool(np.interp(confidence, worth[:half], worth[half : 2 * half]).sum() >= 1.0)
+    return np.interp(confidence, worth[:half], worth[half : 2 * half])
 
 
 def scaled(worth: np.ndarray, factor: float) -> np.ndarray:

@@ -10,6 +10,7 @@ Draws are those of the draft engine, `argmax(process(q) + G)`, so that this work
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import torch
 
 from actors.draft_model.growing_tree import GrowingTree
 from actors.draft_tree import DraftTree
-from actors.draft_worth import no_worth, pays
+from actors.draft_worth import no_worth, parts
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import OUROBOROS
 from actors.engine.batch import SequenceRows, pack
@@ -35,6 +36,8 @@ from actors.sampling.sampler import likeliest_tokens, rows_for
 
 _FIRST_YIELD, _YIELD_WEIGHT = 2.0, 0.05  # tokens of a forward before any was made, and weight of a new forward
 _YIELD_FORWARDS = 4.0  # forwards of a draft that the namespace's yield counts as
+_POWER_PRIOR, _POWER_DECAY = 4.0, 0.98  # of `_Learnt.power`: wrong tokens of a first guess, and factor with each draft
+_MOST_SURPRISE = 8.0  # of a token
 
 
 @dataclass(slots=True)
@@ -43,6 +46,14 @@ class _Learnt:
 
     suffix_shares: list[float]  # acceptance of the suffixes' tokens, by depth
     forward_yield: float = _FIRST_YIELD  # tokens that a forward adds to a chain
+    num_wrong: float = _POWER_PRIOR  # tokens of chains
+    surprise: float = _POWER_PRIOR  # sum of -log(share), at most 8 each, of these and of right ones
+
+    @property
+    def power(self) -> float:
+        """k, where a token of a chain that the draft model gives the share s is right with probability s^k: wrong ones
+        come at the rate k in -log s. With it, confidences of chains and suffixes mean the same."""
+        return self.num_wrong / self.surprise
 
 
 @dataclass(slots=True)
@@ -53,6 +64,7 @@ class _State:
     window: LookaheadWindow
     learnt: _Learnt  # shared by its namespace
     chain: list[int] = field(default_factory=list)  # the last draft that was sent, without its suffixes
+    surprises: list[float] = field(default_factory=list)  # -log of the share that the draft model gave each token
     suffixes: TokenTrie = field(default_factory=TokenTrie)
 
 
@@ -65,7 +77,8 @@ class OuroborosDraft:
     num_wanted: int  # tokens after which no further forward is made
     min_confidence: float = 0.0  # nor after a chain that is less likely
     chain: list[int] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)  # probability of each, given those before it
+    shares: list[float] = field(default_factory=list)  # probability of each, given those before it, by `_Learnt.power`
+    surprises: list[float] = field(default_factory=list)  # as of `_State`
     worth: np.ndarray = field(default_factory=no_worth)  # of one forward; equal for all forwards
     num_forwards: int = 0
     num_computed: int = 0  # first tokens of the chain that have KV
@@ -77,12 +90,14 @@ class OuroborosDraft:
     def is_done(self) -> bool:
         return len(self.chain) >= self.num_wanted or self.confidence < self.min_confidence
 
-    def next_confidences(self, usual_yield: float) -> list[float]:
-        """Confidence of the chain that the next forward extends, and of the chains after each token of that forward, if
-        it yields as many tokens as the forwards so far and those before (usual_yield), as likely as the ones so far."""
+    def next_part(self, usual_yield: float) -> float:
+        """What part of its price the next forward brings, if it yields as many tokens as the forwards so far and those
+        before (usual_yield), as likely as the ones so far."""
         length, forwards = len(self.chain), self.num_forwards
-        count = round((length + _YIELD_FORWARDS * usual_yield) / (forwards + _YIELD_FORWARDS))
-        return [self.confidence ** (1 + more / length) for more in range(max(1, count))]
+        num_tokens = (length + _YIELD_FORWARDS * usual_yield) / (forwards + _YIELD_FORWARDS)
+        places = np.arange(math.ceil(num_tokens))
+        confidence = self.confidence ** (1.0 + places / length)  # of the chain before each of these tokens
+        return float(parts(self.worth, confidence) @ np.minimum(1.0, num_tokens - places))  # the last one: a share
 
 
 @dataclass(slots=True)
@@ -159,10 +174,18 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         return _State(scope, window, self._learnt.of(begin.namespace))
 
     def _judge(self, state: _State, committed: list[int]) -> None:
-        """Update the acceptance shares of suffixes by depth."""
-        if committed[: len(state.chain)] != state.chain:
+        """Update what chains' tokens promise, and the acceptance shares of suffixes by depth."""
+        learnt = state.learnt
+        learnt.num_wrong *= _POWER_DECAY
+        learnt.surprise *= _POWER_DECAY
+        for token, guess, surprise in zip(committed, state.chain, state.surprises, strict=False):
+            learnt.surprise += surprise
+            if token != guess:
+                learnt.num_wrong += 1.0
+                return
+        if len(committed) < len(state.chain):
             return
-        node, shares = ROOT, state.learnt.suffix_shares
+        node, shares = ROOT, learnt.suffix_shares
         for depth, token in enumerate(committed[len(state.chain) :]):
             children = state.suffixes.children(node)
             for guess in children:
@@ -214,7 +237,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 learnt = self._states[step.draft.sequence].learnt
                 learnt.forward_yield += _YIELD_WEIGHT * (step.num_drawn - learnt.forward_yield)
             going = [draft for draft in asked if not draft.is_done]
-            if going and not pays(going[0].worth, [each for draft in going for each in self._next_confidences(draft)]):
+            if going and len(going[0].worth) and sum(map(self._next_part, going)) < 1.0:
                 for draft in going:
                     draft.num_wanted = len(draft.chain)
             for step in steps:
@@ -222,8 +245,8 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 self._advance_window(step, logits)
         return [self._finished(draft) for draft in asked]
 
-    def _next_confidences(self, draft: OuroborosDraft) -> list[float]:
-        return draft.next_confidences(self._states[draft.sequence].learnt.forward_yield)
+    def _next_part(self, draft: OuroborosDraft) -> float:
+        return draft.next_part(self._states[draft.sequence].learnt.forward_yield)
 
     def _next_step(self, draft: OuroborosDraft) -> _Step | None:
         # Positions left after the chain.
@@ -287,10 +310,13 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             if not share > 0.0:  # all tokens are masked, or the logits are NaN
                 draft.num_wanted = len(draft.chain)
                 continue
+            surprise = min(-math.log(share), _MOST_SURPRISE)
+            likely = math.exp(-surprise * self._states[draft.sequence].learnt.power)
             draft.chain.append(token)
             step.num_drawn += 1
-            draft.shares.append(share)
-            draft.confidence *= share
+            draft.surprises.append(surprise)
+            draft.shares.append(likely)
+            draft.confidence *= likely
             node = step.trie.children(step.node).get(token)
             if node in step.rows and len(draft.chain) < draft.max_nodes:
                 step.node = node
@@ -332,5 +358,5 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         for token, parent in zip(suffixes.tokens, suffixes.parents, strict=True):
             depths.append(0 if parent == ROOT else depths[parent] + 1)
             tree.add(len(chain) + parent, token, state.learnt.suffix_shares[depths[-1]])
-        state.chain, state.suffixes = chain, suffixes
+        state.chain, state.surprises, state.suffixes = chain, draft.surprises, suffixes
         return tree.finished()

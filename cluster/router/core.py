@@ -304,7 +304,7 @@ class RouterCore:
         self._open = round
         self._choice.set_budgets(round)
         self._drafting.remote.ask(round, self._choice.costs_of_drafts)
-        self._drafting.head.ask(round, self._choice.costs_of_drafts)
+        self._drafting.head.ask(round, self._choice.costs_of_next_drafts)
         return round, self._requests.take_events()
 
     def _most_prefill_rows(self, sequences: SequenceOf[Sequence], limit_s: float) -> int:

@@ -351,11 +351,20 @@ class DraftChoice:
         return bool(self._most_required)
 
     def costs_of_drafts(self, round: Round, tokens_per_s: float = 0.0) -> DraftCosts:
-        """tokens_per_s: what such rounds have emitted, 0 if unknown; a token of each sequence at least."""
-        size = round.size
-        verify_s = self._step_times.times_of_drafts(size.num_rows, size.num_running, round.budget.rows + 1)
+        """Of drafts that this round verifies. tokens_per_s: what such rounds have emitted, 0 if unknown; a token of each
+        sequence at least."""
+        return self._costs_of_drafts(round.size.num_rows, round, tokens_per_s)
+
+    def costs_of_next_drafts(self, round: Round, tokens_per_s: float) -> DraftCosts:
+        """Of drafts that the next round verifies. Prompts of this one make no row of that one dearer."""
+        return self._costs_of_drafts(round.size.num_running, round, tokens_per_s)
+
+    def _costs_of_drafts(self, num_rows: int, round: Round, tokens_per_s: float) -> DraftCosts:
+        """num_rows: of a round without drafts."""
+        num_running = round.size.num_running
+        verify_s = self._step_times.times_of_drafts(num_rows, num_running, round.budget.rows + 1)
         target_s = float(verify_s[0])
-        emitted = max(float(size.num_running), tokens_per_s * target_s)
+        emitted = max(float(num_running), tokens_per_s * target_s)
         row_price = min(1.0, _ROW_CAUTION * price_of_a_row(emitted, 0.0, verify_s))
         return DraftCosts(emitted / target_s, row_price, target_s)
 

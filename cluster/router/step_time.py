@@ -100,8 +100,11 @@ class StepTimeCurve:
                 raise ValueError(f"profile point ({rows}, {seconds}): rows must be >= 1 and seconds finite and > 0")
             filled = self._filled(rows)
             self._profile[bisect_left(_TIERS, filled)] = (float(filled), seconds)
-        self._profile_curve = _curve_through(self._profile, dict.fromkeys(self._profile, 1.0))
-        self._use(self._profile_curve)
+        weights = dict.fromkeys(self._profile, 1.0)
+        self._use(_curve_through(self._profile, weights))
+        # Measurements beyond it are compared with its own last slope: by the prior one, a target whose rows cost less
+        # would seem faster than its profile at all row counts.
+        self._profile_curve = _curve_through(self._profile, weights, least_slope=0.0)
         self._pace = 1.0
         self._paces: deque[float] = deque(maxlen=_SAMPLES_OF_PACE)
 
@@ -214,17 +217,18 @@ class StepTimeCurve:
 
 
 def _curve_through(
-    points: Mapping[int, tuple[float, float]], weights: Mapping[int, float]
+    points: Mapping[int, tuple[float, float]], weights: Mapping[int, float], least_slope: float = _PRIOR_SLOPE
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and seconds of the knots, float64 [n], n >= 2; the points are (rows, seconds) by tier."""
+    """Rows and seconds of the knots, float64 [n], n >= 2; the points are (rows, seconds) by tier. least_slope: of a row
+    outside of them, as a share of the first row's time."""
     order = sorted(points)
     rows = [points[index][0] for index in order] or [1.0]
     measured = np.array([points[index][1] for index in order], np.float64)
     seconds = isotonic(measured, np.array([weights[index] for index in order], np.float64)).tolist() or [_PRIOR_SECONDS]
     if rows[0] > 1.0:
-        seconds.insert(0, seconds[0] / (1.0 + _PRIOR_SLOPE * (rows[0] - 1.0)))
+        seconds.insert(0, seconds[0] / (1.0 + least_slope * (rows[0] - 1.0)))
         rows.insert(0, 1.0)
-    slope = _PRIOR_SLOPE * seconds[0]
+    slope = least_slope * seconds[0]
     if len(rows) > 1:
         slope = max(slope, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
     beyond = float(_TIERS[-1] * 2)

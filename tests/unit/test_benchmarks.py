@@ -16,7 +16,7 @@ from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions
 from paceline_testing.tiny_models import save_tiny_model
 from tests.bench import bench_round_planning, bench_round_profile, draft_depth, train_demo_drafter
-from tests.bench.simulate.constants import MeanRound, fit_forward
+from tests.bench.simulate.constants import PROMPT_ROWS, MeanRound, fit_forward
 
 
 @pytest.mark.parametrize("attention", ["triton_tree", "padded"])
@@ -113,7 +113,7 @@ def test_labels_are_those_of_the_writing_target(tmp_path):
 
 def test_the_constants_of_a_target_are_found_in_its_rounds():
     told = ForwardOptions(
-        row_times=tuple((rows, 0.01 + 0.002 * rows) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+        row_times=tuple((rows, 0.01 + 0.002 * rows) for rows in (1, 2, 4, *PROMPT_ROWS)),
         scored_row_s=0.001,
         sequence_s=0.0005,
         context_token_s=2e-6,
@@ -126,7 +126,7 @@ def test_the_constants_of_a_target_are_found_in_its_rounds():
     rounds = [mean_round(count, count, count, 30 * count) for count in (1, 2, 4, 8, 16)]
     rounds += [mean_round(2 * count, 2 * count, count, 30 * count) for count in (1, 2, 4, 8, 16)]
     rounds += [mean_round(8, 8, 8, 8 * 280), mean_round(28, 12, 12, 12 * 40)]
-    rounds += [mean_round(rows, 1, 1, 0) for rows in (8, 16, 32, 64, 128, 256)]
+    rounds += [mean_round(rows, 1, 1, 0) for rows in PROMPT_ROWS]
     found = fit_forward(rounds)
     assert [seconds for _, seconds in found.row_times] == pytest.approx([seconds for _, seconds in told.row_times])
     assert found.scored_row_s == pytest.approx(told.scored_row_s)

@@ -27,14 +27,15 @@ from tests.bench.simulate.real_cluster import GATEWAYS, RoundMeter, processor_s
 _DECODING = (1, 2, 4, 8, 16)
 _PROMPT = 8  # tokens of a prompt while decoding is measured
 _FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
-_PROMPT_ROWS = (8, 16, 32, 64, 128, 256)
+PROMPT_ROWS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPEATS = 3  # of each, every time
+_DRAFTING_REPEATS = 4
 _MIXED = ((8, 48), (32, 48), (96, 16))  # tokens of a prompt, and how many of them, among decoding sequences
 _MIXED_ANSWER, _MIXED_AT_A_TIME = 16, 16
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
 _ROW_STEPS = sorted({row_tier(rows) for rows in range(1, 257)})  # as of `actors.engine.model_runner`
-_KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of the line by rows
+_KNOTS = (1, 2, 4, *PROMPT_ROWS)  # of the line by rows
 _REWEIGHTINGS, _SMALL_ERROR = 30, 0.01
 _FIRST_TOKEN = 1000  # ids of made-up prompts
 
@@ -113,7 +114,7 @@ class Probe:
         read, _ = self._decode(_FAR, _FAR_PROMPT)  # they do not all begin at once
         sequences = read["rows"] / read["rounds"]
         self._add(read, None, sequences, sequences, _FAR_PROMPT + (_SHORT + _LONG) / 2)
-        for rows in _PROMPT_ROWS * _REPEATS:
+        for rows in PROMPT_ROWS * _REPEATS:
             # In a round each; another, empty one frees the sequence.
             read, records = self._metered(1, 1, prompt=rows, answer=1)
             samples.rounds.append(MeanRound(row_tier(rows), 1.0, 1.0, 0.0, read["target_s"]))
@@ -126,7 +127,7 @@ class Probe:
 
     def sample_drafting(self) -> None:
         """What drafting costs the router, and draft rows the target."""
-        for count in _DECODING:
+        for count in _DECODING * _DRAFTING_REPEATS:
             read, _ = self._decode(count, _PROMPT, "on")
             self._add(read, None, read["rows"] / read["rounds"], count, _PROMPT + (_SHORT + _LONG) / 2)
             self.samples.router.setdefault(count, []).append(read["router_s"] / read["rounds"])
