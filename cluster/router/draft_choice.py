@@ -351,8 +351,8 @@ class DraftChoice:
         return bool(self._most_required)
 
     def costs_of_drafts(self, round: Round, tokens_per_s: float = 0.0) -> DraftCosts:
-        """Of drafts that this round verifies. tokens_per_s: what such rounds have emitted, 0 if unknown; a token of each
-        sequence at least."""
+        """Of drafts that this round verifies. tokens_per_s: what such rounds have emitted, 0 if unknown; a token of
+        each sequence at least."""
         return self._costs_of_drafts(round.size.num_rows, round, tokens_per_s)
 
     def costs_of_next_drafts(self, round: Round, tokens_per_s: float) -> DraftCosts:

@@ -21,8 +21,8 @@ class HeadDrafting:
 
     def ask(self, round: Round, costs_of: Callable[[Round, float], DraftCosts]) -> None:
         """Have the head draft the next round of sequences that emit, if that pays. It sees prompts in any case;
-        otherwise it could not start drafting later. costs_of: returns the costs of drafts that
-        the next round verifies, by what such rounds emit a second."""
+        otherwise it could not start drafting later. costs_of: returns the costs of drafts that the next round verifies,
+        by what such rounds emit a second."""
         asking = []
         for entry in round.entries:
             sequence = entry.sequence

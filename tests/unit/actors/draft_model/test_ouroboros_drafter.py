@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from actors.draft_model.draft_engine import DraftEngine
+from actors.draft_model.ouroboros_drafter import OuroborosDraft
 from actors.draft_tree import DraftTree
 from actors.draft_worth import no_worth
 from actors.engine.options import EngineOptions
@@ -356,6 +357,33 @@ def test_suffixes_come_with_the_confidence_that_they_have_earned(models):
     after = engine._ouroboros._learnt.of("").suffix_shares
     assert after[1] > before[1]  # the phrases come from this very text
     assert all(0.0 < share < 1.0 for share in after)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_chains_confidence_is_how_often_such_tokens_are_right(models, is_right):
+    """The model's greedy tokens have small shares. Where they are right all the same, chains say so in the end."""
+    engine = engine_of(models)
+    drawing = Drawing(models["llama"], GREEDY, 9, torch.arange(VOCAB))
+    text, known, said = list(PROMPTS[1]), 0, []
+    for round_id in range(40):
+        (tree,) = engine.draft(DraftBatch(round_id, [item(1, text, known, GREEDY, 9)])).trees
+        said.append(float(tree.confidence[0]))
+        known, right = len(text), drawing.continuation(text, 2)
+        text += right if is_right else [(right[0] + 1) % VOCAB]
+    power = engine._ouroboros._learnt.of("").power
+    if is_right:
+        assert power < 0.1
+        assert min(said[-10:]) > 0.7 > 0.5 > said[0]
+    else:
+        assert power > 1.0
+
+
+def test_a_forward_is_worth_the_tokens_that_it_brings_on_average():
+    """Also part of one."""
+    draft = OuroborosDraft(None, 16, 16, chain=[1] * 10, worth=np.array([0.0, 1.0, 0.5, 0.5], np.float32))
+    draft.num_forwards = 10
+    for usual_yield, expected in ((1.0, 1.0), (1.7, 1.2), (3.1, 1.6), (4.5, 2.0)):
+        assert draft.next_part(usual_yield) == pytest.approx(0.5 * expected)
 
 
 @pytest.mark.parametrize("kind", TINY_KINDS)

@@ -143,6 +143,19 @@ def test_rounds_slower_than_the_profile_leave_its_slope():
     assert curve.seconds(32) == pytest.approx(0.2 * 28 / 15)
 
 
+@pytest.mark.parametrize("slope", [0.0, 0.004])
+def test_rounds_larger_than_the_profile_reaches_do_not_make_smaller_ones_seem_faster(slope):
+    def forward_s(rows: int) -> float:
+        return 0.02 * (1.0 + slope * (rows - 1))
+
+    curve = StepTimeCurve([(rows, forward_s(rows)) for rows in (1, 4, 16, 64)])
+    assert curve.seconds(208) > forward_s(208)  # what was never seen is taken to cost something
+    for rows in (200, 208, 216) * 4:
+        curve.observe(rows, forward_s(rows))
+    for rows in (1, 16, 64, 208):
+        assert curve.seconds(rows) == pytest.approx(forward_s(rows), rel=0.02)
+
+
 def test_a_slow_forward_or_two_of_a_rare_number_of_rows_do_not_make_it_dear_for_good():
     curve = StepTimeCurve([(1, 0.05), (4, 0.06), (8, 0.09), (16, 0.15)])
     for _ in range(20):
