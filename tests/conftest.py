@@ -86,11 +86,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRayAtATim
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """A million objects come, and all of them stay: there is no garbage to look for."""
+    """A million objects come, and all of them stay: there is no garbage to look for, neither now nor among them while
+    tests run."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
