@@ -23,9 +23,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(BIN)/python .ci/install.py $(UV_VERSION)
 STAMP := $(VENV)/.paceline
+KERNELS := $(VENV)/.kernels
 COMPILED := $(VENV)/.compiled
 MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
+
+# Steps that do not need each other run side by side: lint beside what setup prepares and compiles.
+MAKEFLAGS += --jobs=2
 
 # A test run starts a hundred processes: each would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,8 +59,11 @@ $(MODEL): | $(STAMP)
 	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline model prepare smollm2
 
 # The kernels of cache, router and engine, once: else every process of a cluster or a test run that starts first does it.
-$(COMPILED): | $(STAMP) $(MODEL)
+$(KERNELS): | $(STAMP)
 	$(BIN)/python -m cache_service.automata.kernel_warm_up
+	touch $@
+
+$(COMPILED): | $(STAMP) $(KERNELS) $(MODEL)
 	PACELINE_HOME="$(PACELINE_HOME)" $(BIN)/paceline generate --prompt "One two three. One two" --max-new-tokens 16 \
 		--temperature 0.5 --draft-model none > /dev/null
 	touch $@
