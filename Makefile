@@ -28,8 +28,11 @@ COMPILED := $(VENV)/.compiled
 MODEL := $(PACELINE_HOME)/models/smollm2/config.json
 PROTO := $(wildcard cluster/gateway/paceline/v1/*.proto)
 
-# Steps that do not need each other run side by side: lint beside what setup prepares and compiles.
+# Steps that do not need each other run side by side: lint beside what setup prepares and compiles. Several goals run one
+# after the other, as `make clean setup` has to.
+ifeq ($(words $(MAKECMDGOALS)),1)
 MAKEFLAGS += --jobs=2
+endif
 
 # A test run starts a hundred processes: each would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -17,19 +17,16 @@ def no_worth() -> np.ndarray:
     return np.empty(0, np.float32)
 
 
-def pays(worth: np.ndarray, confidence: Sequence[float] | np.ndarray) -> bool:
+def pays(
+    worth: np.ndarray, confidence: Sequence[float] | np.ndarray, weights: Sequence[float] | np.ndarray | float = 1.0
+) -> bool:
     """Whether a forward after nodes of these path confidences, of all sequences, pays.
 
     worth: float32 [2k]: k confidences, ascending, and what part of a forward's price a node of that confidence brings.
+    weights: how many such nodes each one stands for.
     """
-    return not len(worth) or bool(parts(worth, confidence).sum() >= 1.0)
-
-
-def parts(worth: np.ndarray, confidence: Sequence[float] | np.ndarray) -> np.ndarray:
-    """What part of a forward's price nodes of these path confidences bring, float64 [n]. worth: not empty, as in
-    `pays`."""
     half = len(worth) // 2
-    return np.interp(confidence, worth[:half], worth[half : 2 * half])
+    return half == 0 or bool((np.interp(confidence, worth[:half], worth[half : 2 * half]) * weights).sum() >= 1.0)
 
 
 def scaled(worth: np.ndarray, factor: float) -> np.ndarray:

@@ -21,7 +21,7 @@ import torch
 
 from actors.draft_model.growing_tree import GrowingTree
 from actors.draft_tree import DraftTree
-from actors.draft_worth import no_worth, parts
+from actors.draft_worth import no_worth, pays
 from actors.drafters.contract import Drafter
 from actors.drafters.registry import OUROBOROS
 from actors.engine.batch import SequenceRows, pack
@@ -36,8 +36,7 @@ from actors.sampling.sampler import likeliest_tokens, rows_for
 
 _FIRST_YIELD, _YIELD_WEIGHT = 2.0, 0.05  # tokens of a forward before any was made, and weight of a new forward
 _YIELD_FORWARDS = 4.0  # forwards of a draft that the namespace's yield counts as
-_POWER_PRIOR, _POWER_DECAY = 4.0, 0.98  # of `_Learnt.power`: wrong tokens of a first guess, and factor with each draft
-_MOST_SURPRISE = 8.0  # of a token
+_POWER_RATE, _LEAST_POWER, _MOST_POWER = 0.1, 0.01, 32.0  # of `_Learnt.power`: weight of a token's error, and limits
 
 
 @dataclass(slots=True)
@@ -46,14 +45,16 @@ class _Learnt:
 
     suffix_shares: list[float]  # acceptance of the suffixes' tokens, by depth
     forward_yield: float = _FIRST_YIELD  # tokens that a forward adds to a chain
-    num_wrong: float = _POWER_PRIOR  # tokens of chains
-    surprise: float = _POWER_PRIOR  # sum of -log(share), at most 8 each, of these and of right ones
+    power: float = 1.0  # a token of a chain that the draft model gives the share s is right with probability s^power
 
-    @property
-    def power(self) -> float:
-        """k, where a token of a chain that the draft model gives the share s is right with probability s^k: wrong ones
-        come at the rate k in -log s. With it, confidences of chains and suffixes mean the same."""
-        return self.num_wrong / self.surprise
+    def judge(self, surprise: float, is_right: bool) -> None:
+        """Learn from a token of a chain whose tokens before were right. surprise: -log of its share, nats.
+
+        A stochastic step in log(power); it rests where such tokens are right as often as s^power promises, over all
+        kinds of sampling.
+        """
+        error = math.exp(-surprise * self.power) - is_right
+        self.power = min(max(self.power * math.exp(_POWER_RATE * error), _LEAST_POWER), _MOST_POWER)
 
 
 @dataclass(slots=True)
@@ -90,14 +91,14 @@ class OuroborosDraft:
     def is_done(self) -> bool:
         return len(self.chain) >= self.num_wanted or self.confidence < self.min_confidence
 
-    def next_part(self, usual_yield: float) -> float:
-        """What part of its price the next forward brings, if it yields as many tokens as the forwards so far and those
-        before (usual_yield), as likely as the ones so far."""
+    def next_confidences(self, usual_yield: float) -> tuple[np.ndarray, np.ndarray]:
+        """What the next forward extends if it yields as many tokens as the forwards so far and those before
+        (usual_yield, tokens a forward), as likely as the ones so far: confidences of the chain before each of these
+        tokens, and how much of a token each brings, 1 but for the last; float64 [n], n >= 1. The chain is not empty."""
         length, forwards = len(self.chain), self.num_forwards
-        num_tokens = (length + _YIELD_FORWARDS * usual_yield) / (forwards + _YIELD_FORWARDS)
+        num_tokens = max(1.0, (length + _YIELD_FORWARDS * usual_yield) / (forwards + _YIELD_FORWARDS))
         places = np.arange(math.ceil(num_tokens))
-        confidence = self.confidence ** (1.0 + places / length)  # of the chain before each of these tokens
-        return float(parts(self.worth, confidence) @ np.minimum(1.0, num_tokens - places))  # the last one: a share
+        return self.confidence ** (1.0 + places / length), np.minimum(1.0, num_tokens - places)
 
 
 @dataclass(slots=True)
@@ -176,12 +177,9 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     def _judge(self, state: _State, committed: list[int]) -> None:
         """Update what chains' tokens promise, and the acceptance shares of suffixes by depth."""
         learnt = state.learnt
-        learnt.num_wrong *= _POWER_DECAY
-        learnt.surprise *= _POWER_DECAY
         for token, guess, surprise in zip(committed, state.chain, state.surprises, strict=False):
-            learnt.surprise += surprise
+            learnt.judge(surprise, token == guess)
             if token != guess:
-                learnt.num_wrong += 1.0
                 return
         if len(committed) < len(state.chain):
             return
@@ -236,8 +234,8 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             for step in steps:
                 learnt = self._states[step.draft.sequence].learnt
                 learnt.forward_yield += _YIELD_WEIGHT * (step.num_drawn - learnt.forward_yield)
-            going = [draft for draft in asked if not draft.is_done]
-            if going and len(going[0].worth) and sum(map(self._next_part, going)) < 1.0:
+            going = [draft for draft in asked if draft.chain and self._has_room(draft)]
+            if going and not self._is_paid(going):
                 for draft in going:
                     draft.num_wanted = len(draft.chain)
             for step in steps:
@@ -245,14 +243,19 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
                 self._advance_window(step, logits)
         return [self._finished(draft) for draft in asked]
 
-    def _next_part(self, draft: OuroborosDraft) -> float:
-        return draft.next_part(self._states[draft.sequence].learnt.forward_yield)
+    def _is_paid(self, going: list[OuroborosDraft]) -> bool:
+        """Whether one forward more, of all these drafts, pays."""
+        found = [draft.next_confidences(self._states[draft.sequence].learnt.forward_yield) for draft in going]
+        return pays(going[0].worth, *map(np.concatenate, zip(*found, strict=True)))
+
+    def _has_room(self, draft: OuroborosDraft) -> bool:
+        """Whether it may go on: it is not done, and there is a position behind its chain."""
+        return not draft.is_done and draft.sequence.length + len(draft.chain) <= self._max_positions
 
     def _next_step(self, draft: OuroborosDraft) -> _Step | None:
-        # Positions left after the chain.
-        room = self._max_positions - draft.sequence.length - len(draft.chain)
-        if draft.is_done or room < 0:
+        if not self._has_room(draft):
             return None
+        room = self._max_positions - draft.sequence.length - len(draft.chain)  # positions left after the chain
         state = self._states[draft.sequence]
         trie = TokenTrie()
         end = trie.add(ROOT, draft.chain)[-1] if draft.chain else ROOT
@@ -310,7 +313,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
             if not share > 0.0:  # all tokens are masked, or the logits are NaN
                 draft.num_wanted = len(draft.chain)
                 continue
-            surprise = min(-math.log(share), _MOST_SURPRISE)
+            surprise = -math.log(min(share, 1.0))
             likely = math.exp(-surprise * self._states[draft.sequence].learnt.power)
             draft.chain.append(token)
             step.num_drawn += 1
@@ -326,8 +329,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
     def _keep(self, step: _Step) -> None:
         """Move the KV of the followed nodes to the chain's slots, if the chain continues."""
         draft, sequence = step.draft, step.draft.sequence
-        is_last = draft.is_done or sequence.length + len(draft.chain) > self._max_positions
-        if not step.path or is_last:
+        if not step.path or not self._has_room(draft):
             return  # the sequence keeps the whole last tree, and finds in it what the target accepts
         slots = sequence.slots(sequence.length, sequence.length + len(step.trie))
         first = draft.num_computed

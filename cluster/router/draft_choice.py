@@ -356,8 +356,9 @@ class DraftChoice:
         return self._costs_of_drafts(round.size.num_rows, round, tokens_per_s)
 
     def costs_of_next_drafts(self, round: Round, tokens_per_s: float) -> DraftCosts:
-        """Of drafts that the next round verifies. Prompts of this one make no row of that one dearer."""
-        return self._costs_of_drafts(round.size.num_running, round, tokens_per_s)
+        """Of drafts that the next round verifies. Prompts that end in this one make no row of that one dearer."""
+        num_rows = round.size.num_running if all(entry.emits for entry in round.entries) else round.size.num_rows
+        return self._costs_of_drafts(num_rows, round, tokens_per_s)
 
     def _costs_of_drafts(self, num_rows: int, round: Round, tokens_per_s: float) -> DraftCosts:
         """num_rows: of a round without drafts."""

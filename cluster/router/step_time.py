@@ -100,11 +100,8 @@ class StepTimeCurve:
                 raise ValueError(f"profile point ({rows}, {seconds}): rows must be >= 1 and seconds finite and > 0")
             filled = self._filled(rows)
             self._profile[bisect_left(_TIERS, filled)] = (float(filled), seconds)
-        weights = dict.fromkeys(self._profile, 1.0)
-        self._use(_curve_through(self._profile, weights))
-        # Measurements beyond it are compared with its own last slope: by the prior one, a target whose rows cost less
-        # would seem faster than its profile at all row counts.
-        self._profile_curve = _curve_through(self._profile, weights, least_slope=0.0)
+        self._profile_curve = _curve_through(self._profile, dict.fromkeys(self._profile, 1.0))
+        self._use(self._profile_curve)
         self._pace = 1.0
         self._paces: deque[float] = deque(maxlen=_SAMPLES_OF_PACE)
 
@@ -194,7 +191,12 @@ class StepTimeCurve:
 
     def _reconcile_with_profile(self, points: dict[int, tuple[float, float]], weights: dict[int, float]) -> None:
         """Draw the points of measured tiers to the profile, and add its own for the others."""
-        slower = {index: seconds / self._profiled(rows) for index, (rows, seconds) in points.items()}
+        profiled = [rows for rows, _ in self._profile.values()]
+        slower = {
+            index: seconds / self._profiled(rows)
+            for index, (rows, seconds) in points.items()
+            if min(profiled) <= rows <= max(profiled)  # a ratio to an extrapolation tells nothing of the profile
+        }
         well_known = {
             index: ratio for index, ratio in slower.items() if len(self._tiers[index].seconds) >= _SAMPLES_OF_PACE
         }
@@ -205,7 +207,7 @@ class StepTimeCurve:
 
         for index, tier in self._tiers.items():
             rows, _ = points[index]
-            if well_known and rows <= max(rows for rows, _ in self._profile.values()):
+            if well_known and rows <= max(profiled):
                 points[index] = rows, tier.typical_with(expected(index, rows, well_known))
         for index, (rows, _) in self._profile.items():
             if index not in self._tiers:
@@ -217,18 +219,17 @@ class StepTimeCurve:
 
 
 def _curve_through(
-    points: Mapping[int, tuple[float, float]], weights: Mapping[int, float], least_slope: float = _PRIOR_SLOPE
+    points: Mapping[int, tuple[float, float]], weights: Mapping[int, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and seconds of the knots, float64 [n], n >= 2; the points are (rows, seconds) by tier. least_slope: of a row
-    outside of them, as a share of the first row's time."""
+    """Rows and seconds of the knots, float64 [n], n >= 2; the points are (rows, seconds) by tier."""
     order = sorted(points)
     rows = [points[index][0] for index in order] or [1.0]
     measured = np.array([points[index][1] for index in order], np.float64)
     seconds = isotonic(measured, np.array([weights[index] for index in order], np.float64)).tolist() or [_PRIOR_SECONDS]
     if rows[0] > 1.0:
-        seconds.insert(0, seconds[0] / (1.0 + least_slope * (rows[0] - 1.0)))
+        seconds.insert(0, seconds[0] / (1.0 + _PRIOR_SLOPE * (rows[0] - 1.0)))
         rows.insert(0, 1.0)
-    slope = least_slope * seconds[0]
+    slope = _PRIOR_SLOPE * seconds[0]
     if len(rows) > 1:
         slope = max(slope, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
     beyond = float(_TIERS[-1] * 2)

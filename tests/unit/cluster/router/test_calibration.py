@@ -144,7 +144,7 @@ def test_rounds_slower_than_the_profile_leave_its_slope():
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.004])
-def test_rounds_larger_than_the_profile_reaches_do_not_make_smaller_ones_seem_faster(slope):
+def test_rounds_larger_than_the_profile_reaches_tell_nothing_of_smaller_ones(slope):
     def forward_s(rows: int) -> float:
         return 0.02 * (1.0 + slope * (rows - 1))
 
@@ -153,6 +153,10 @@ def test_rounds_larger_than_the_profile_reaches_do_not_make_smaller_ones_seem_fa
     for rows in (200, 208, 216) * 4:
         curve.observe(rows, forward_s(rows))
     for rows in (1, 16, 64, 208):
+        assert curve.seconds(rows) == pytest.approx(forward_s(rows), rel=0.02)
+    for _ in range(6):
+        curve.observe(512, 5.0)  # nor slower, however slow larger ones are
+    for rows in (1, 16, 64):
         assert curve.seconds(rows) == pytest.approx(forward_s(rows), rel=0.02)
 
 
