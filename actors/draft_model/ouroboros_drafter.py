@@ -36,7 +36,7 @@ from actors.sampling.sampler import likeliest_tokens, rows_for
 
 _FIRST_YIELD, _YIELD_WEIGHT = 2.0, 0.05  # tokens of a forward before any was made, and weight of a new forward
 _YIELD_FORWARDS = 4.0  # forwards of a draft that the namespace's yield counts as
-_POWER_RATE, _LEAST_POWER, _MOST_POWER = 0.1, 0.01, 32.0  # of `_Learnt.power`: weight of a token's error, and limits
+_POWER_RATE, _LEAST_POWER, _MOST_POWER = 0.2, 0.01, 32.0  # of `_Learnt.power`: weight of a token's error, and limits
 
 
 @dataclass(slots=True)
