@@ -351,12 +351,13 @@ class DraftChoice:
         return bool(self._most_required)
 
     def costs_of_drafts(self, round: Round, tokens_per_s: float = 0.0) -> DraftCosts:
-        """Of drafts that this round verifies. tokens_per_s: what such rounds have emitted, 0 if unknown; a token of
-        each sequence at least."""
+        """The costs of drafts that this round verifies. tokens_per_s: what such rounds have emitted, 0 if unknown; a
+        token of each sequence at least."""
         return self._costs_of_drafts(round.size.num_rows, round, tokens_per_s)
 
     def costs_of_next_drafts(self, round: Round, tokens_per_s: float) -> DraftCosts:
-        """Of drafts that the next round verifies. Prompts that end in this one make no row of that one dearer."""
+        """The costs of drafts that the next round verifies. Prompts that end in this one make no row of that one
+        dearer."""
         num_rows = round.size.num_running if all(entry.emits for entry in round.entries) else round.size.num_rows
         return self._costs_of_drafts(num_rows, round, tokens_per_s)
 

@@ -51,7 +51,7 @@ class _Tier:
         count = len(self.seconds)
         ordered = sorted(self.seconds)
         typical = ordered[0] if count < 3 else ordered[count // 2]
-        mean_rows = sum(self.rows) / count
+        mean_rows = self.rows[self.seconds.index(typical)] if count < 3 else sum(self.rows) / count
         is_settled = count == _SAMPLES_PER_TIER  # before that, each measurement takes weight from the profile
         if (
             is_settled
