@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.routing.prefix_blocks import is_first
+from cluster.routing.prefix_blocks import first_blocks
 from cluster.routing.router_load import Ahead
 from cluster.routing.warm_blocks import WarmBlocks
 
@@ -41,7 +41,7 @@ class HeardRouters:
     def use(self, router_id: str, blocks: Sequence[int], *, is_assumed: bool = False) -> None:
         """The router has these blocks, or will have them; the last one stays longest."""
         warm = self.by_id[router_id].warm
-        for block in filter(is_first, blocks):
+        for block in first_blocks(blocks):
             self._holders.setdefault(block, {})[router_id] = warm
         self._lack(router_id, warm.use(blocks, is_assumed=is_assumed))
 
@@ -50,7 +50,7 @@ class HeardRouters:
         self._lack(router_id, self.by_id[router_id].warm.drop_assumed(blocks))
 
     def _lack(self, router_id: str, blocks: Iterable[int]) -> None:
-        for block in filter(is_first, blocks):
+        for block in first_blocks(blocks):
             holders = self._holders[block]
             del holders[router_id]
             if not holders:

@@ -106,7 +106,11 @@ class KnownRouters:
         """Tokens that a router would compute again count more than their time: they delay others who run there, or come
         next."""
         answer_rounds = sum(ahead.load.answer_rounds for _, _, ahead in heard) / max(1, len(heard))
-        num_leading = {router_id: known.warm.num_leading(prompt.blocks) for router_id, known, _ in heard}
+        holders = self._heard.holders(prompt.blocks[0]) if prompt.blocks else {}
+        num_leading = {
+            router_id: known.warm.num_leading(prompt.blocks) if router_id in holders else 0
+            for router_id, known, _ in heard
+        }
         repeated = repeated_blocks(num_leading)
         seconds = {
             router_id: expected_s(
@@ -143,8 +147,8 @@ class KnownRouters:
 
     def _ahead_at(self, router_id: str, known: HeardRouter) -> Ahead | None:
         """By its last news, and by what went there since."""
-        num_heard, ahead = self._sent.get(router_id, (0, None))
-        return ahead if num_heard == known.num_heard else known.ahead
+        sent = self._sent.get(router_id)
+        return known.ahead if sent is None or sent[0] != known.num_heard else sent[1]
 
     def sent(self, router_id: str, prompt: RoutedPrompt) -> None:
         """The request goes there: until that router says more, it has more to do, and will have the prompt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -30,9 +30,9 @@ def prefix_blocks(token_ids: np.ndarray, namespace: str, begin: Sequence[int] = 
     return blocks
 
 
-def is_first(block: int) -> bool:
-    """Whether it is the first block of a prompt."""
-    return bool(block & 1)
+def first_blocks(blocks: Iterable[int]) -> list[int]:
+    """Those of the blocks that begin a prompt."""
+    return [block for block in blocks if block & 1]
 
 
 @lru_cache(4096)

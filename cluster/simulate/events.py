@@ -25,7 +25,9 @@ class Events:
 
     def at(self, time: float, action: Action, *args: Any) -> None:
         """A time in the past is now."""
-        event = (max(time, self.now), next(self._order), action, args)
+        if time < self.now:
+            time = self.now
+        event = (time, next(self._order), action, args)
         if (second := int(time)) < self._begun:
             heapq.heappush(self._soon, event)
         else:

@@ -58,7 +58,8 @@ class ServiceRates:
         """by_running: of exact groups. most_prefill: router.max_prefill_rows. tokens_per_round: of single requests.
         cache_gains: as in `RouterLoad`, by the answers that a router has given since its start."""
         speeds = np.asarray(tokens_per_round, np.float64)
-        self._speeds = speeds * (1.0 / speeds).mean()  # to the mean one, so that rounds a token stay the same
+        # To the mean one, so that rounds a token stay the same.
+        self._speeds: list[float] = (speeds * (1.0 / speeds).mean()).tolist()
         known = sorted((count, seen) for count, seen in by_running.items() if seen.rounds and count)
         self._counts = [count for count, _ in known]
         self._round_s = [seen.seconds / seen.rounds for _, seen in known]
@@ -87,7 +88,7 @@ class ServiceRates:
 
     def speed(self, seed: int) -> float:
         """How many times as many tokens a round as others a request has."""
-        return float(self._speeds[(seed * 2_654_435_761 >> 16) % len(self._speeds)])
+        return self._speeds[(seed * 2_654_435_761 >> 16) % len(self._speeds)]
 
     def load(
         self, running: int, waiting: int, places: int, backlog: int, answer_rounds: float, num_answers: int

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.routing.heard_routers import HeardRouter, HeardRouters
-from cluster.routing.prefix_blocks import is_first
+from cluster.routing.prefix_blocks import first_blocks
 from cluster.routing.warm_blocks import WarmBlocks
 
 ROUTERS, BLOCKS = st.sampled_from("abcd"), st.integers(0, 7)
@@ -38,6 +38,6 @@ def test_the_index_has_all_first_blocks_and_no_others(steps):
                 routers.drop_assumed(router_id, blocks)
         index: dict[int, dict[str, WarmBlocks]] = {}
         for router_id, known in routers.by_id.items():
-            for block in filter(is_first, known.warm):
+            for block in first_blocks(known.warm):
                 index.setdefault(block, {})[router_id] = known.warm
         assert routers._holders == index

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.routing.prefix_blocks import BLOCK_TOKENS, is_first, namespace_block, prefix_blocks
+from cluster.routing.prefix_blocks import BLOCK_TOKENS, first_blocks, namespace_block, prefix_blocks
 
 TOKENS = st.lists(st.integers(0, 3), max_size=4 * BLOCK_TOKENS).map(lambda ids: np.array(ids, np.int32))
 
@@ -26,8 +26,8 @@ def test_two_prompts_share_the_blocks_before_the_first_token_that_differs(beginn
 def test_blocks_go_on_where_the_first_ones_are_known(prompt, num_known):
     blocks = prefix_blocks(prompt, "a")
     assert prefix_blocks(prompt, "a", blocks[:num_known]) == blocks
-    assert list(map(is_first, blocks)) == [place == 0 for place in range(len(blocks))]
-    assert not is_first(namespace_block("a"))
+    assert first_blocks(blocks) == blocks[:1]
+    assert not first_blocks([namespace_block("a")])
 
 
 def test_nothing_is_shared_between_namespaces():
