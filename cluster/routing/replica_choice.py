@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from actors.messages import GenerationRequest
@@ -17,7 +17,7 @@ def soonest_first(
     request: GenerationRequest,
     prompt: RoutedPrompt,
     now: float,
-) -> list[list[Replica]]:
+) -> Iterator[list[Replica]]:
     """Replicas by rank, see `KnownRouters.ranks`. Where the first one is alone, it is taken that it gets the request.
     The router that has refused the request comes last, and is taken not to have its prompt.
 
@@ -32,4 +32,4 @@ def soonest_first(
         known.sent(ranks[0][0], prompt)
     if refused_by in ready:
         ranks.append([refused_by])
-    return [[ready[router_id] for router_id in rank] for rank in ranks]
+    return ([ready[router_id] for router_id in rank] for rank in ranks)

@@ -122,7 +122,7 @@ class ClientCall:
         self.record = Record(
             tenant=turn.conversation.tenant,
             turn=turn.number,
-            num_prompt=len(turn.prompt),
+            num_prompt=turn.num_prompt,
             arrived=0.0,
             service_class=turn.conversation.service_class,
         )
@@ -134,15 +134,14 @@ class ClientCall:
         self._retries = retries
         self._on_end = on_end
         scope, told = tenant.scope, turn.conversation
-        text = np.concatenate([turn.prompt, turn.answer])
-        told.blocks = prefix_blocks(text, scope.prefix_namespace or scope.namespace, told.blocks)
+        told.blocks = prefix_blocks(turn.text, scope.prefix_namespace or scope.namespace, told.blocks)
         self._blocks = told.blocks
         self._seed = scripts.add(Script(turn.answer, told.tenant, turn.prefixes, self._blocks))
         self._request = GenerationRequest(
             request_id=f"request-{self._seed}",
             prompt_token_ids=turn.prompt,
             sampling=SamplingParams(self._seed, temperature=0.0),
-            max_new_tokens=len(turn.answer),
+            max_new_tokens=len(turn.text) - turn.num_prompt,
             tenant=tenant.id,
             tenant_weight=tenant.weight,
             service_class=turn.conversation.service_class,
@@ -193,7 +192,7 @@ class ClientCall:
             return
         try:
             limiter.take_request()
-            limiter.check_tokens(len(self.turn.prompt))
+            limiter.check_tokens(self.turn.num_prompt)
         except PacelineError as error:
             self._refused(error)
             return
@@ -203,7 +202,7 @@ class ClientCall:
         if self._is_over:
             return
         try:
-            places = limiter.admitted(len(self.turn.prompt), 1)
+            places = limiter.admitted(self.turn.num_prompt, 1)
             places.__enter__()
         except PacelineError as error:
             self._refused(error)

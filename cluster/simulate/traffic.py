@@ -36,14 +36,23 @@ class Turn:
 
     conversation: Conversation
     number: int
-    prompt: np.ndarray  # int32
-    answer: np.ndarray  # int32: what the target will say
+    text: np.ndarray  # int32: prompt and answer
+    num_prompt: int  # tokens
     cancel_after: int | None  # tokens after which its client goes away
+
+    @property
+    def prompt(self) -> np.ndarray:
+        return self.text[: self.num_prompt]
+
+    @property
+    def answer(self) -> np.ndarray:
+        """What the target will say."""
+        return self.text[self.num_prompt :]
 
     @property
     def prefixes(self) -> Prefixes:
         told = self.conversation
-        return ((("conversation", told.number), len(self.prompt)), (("system", told.system), told.num_system))
+        return ((("conversation", told.number), self.num_prompt), (("system", told.system), told.num_system))
 
 
 class TrafficSource(Protocol):
@@ -112,7 +121,7 @@ class Traffic:
         if not is_answered or told.random.random() * options.turns < 1.0:
             self._over()
             return
-        told.text = np.concatenate([turn.prompt, turn.answer])
+        told.text = turn.text
         calls_tool = told.random.random() < options.tool_share
         pause_s = told.random.exponential(options.tool_s if calls_tool else options.think_s)
         self._events.after(pause_s, self._next_turn, told)
@@ -124,14 +133,14 @@ class Traffic:
         num_new, num_answer = self._length(told, options.prompt_tokens), self._length(told, options.answer_tokens)
         turn = (told.number, told.num_turns)
         new, answer = self._texts.exchange(turn, told.tenant, told.text, num_new, num_answer)
-        if len(told.text) + len(new) + len(answer) > self._most_tokens:
+        text = np.concatenate([told.text, new, answer])
+        if len(text) > self._most_tokens:
             self._over()
             return
         goes_away = options.cancelled_share and told.random.random() < options.cancelled_share
         cancel_after = int(told.random.integers(len(answer) + 1)) if goes_away else None
-        prompt = np.concatenate([told.text, new])
         told.num_turns += 1
-        self._send(Turn(told, told.num_turns, prompt, answer, cancel_after))
+        self._send(Turn(told, told.num_turns, text, len(text) - len(answer), cancel_after))
 
     def _over(self) -> None:
         """A conversation has ended: in a closed loop, its client begins another one."""

@@ -135,8 +135,9 @@ class PhasedLoad:
         if self._left:
             number = self._left.popleft()
             self._num_open += 1
-            told = Conversation(number, 0, np.random.default_rng(number), self._texts.prompts[number])
-            self._send(Turn(told, 1, self._texts.prompts[number], self._texts.answers[number], None))
+            prompt, answer = self._texts.prompts[number], self._texts.answers[number]
+            told = Conversation(number, 0, np.random.default_rng(number), prompt)
+            self._send(Turn(told, 1, np.concatenate([prompt, answer]), len(prompt), None))
         elif not self._num_open:
             self._next_phase()
 

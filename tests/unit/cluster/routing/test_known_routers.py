@@ -191,10 +191,10 @@ def test_a_router_that_has_refused_a_request_gets_it_only_where_no_other_is_read
     routers = known(news("a"), news("b", num_running=4, num_waiting=9))
     request = toy_request()
     refused = msgspec.structs.replace(request, refusal=Refusal("a", 1.0))
-    assert soonest_first(routers, {"a": 1, "b": 2}, request, routed_prompt(request), 0.0) == [[1], [2]]
-    assert soonest_first(routers, {"a": 1, "b": 2}, refused, routed_prompt(refused), 0.0) == [[2], [1]]
-    assert soonest_first(routers, {"a": 1}, refused, routed_prompt(refused), 0.0) == [[1]]
-    assert soonest_first(routers, {"b": 2}, refused, routed_prompt(refused), 0.0) == [[2]]
+    assert [*soonest_first(routers, {"a": 1, "b": 2}, request, routed_prompt(request), 0.0)] == [[1], [2]]
+    assert [*soonest_first(routers, {"a": 1, "b": 2}, refused, routed_prompt(refused), 0.0)] == [[2], [1]]
+    assert [*soonest_first(routers, {"a": 1}, refused, routed_prompt(refused), 0.0)] == [[1]]
+    assert [*soonest_first(routers, {"b": 2}, refused, routed_prompt(refused), 0.0)] == [[2]]
 
 
 @pytest.mark.parametrize("meanwhile", [(), (news("a"), news("b", num_running=1))], ids=["at once", "after news"])
@@ -204,11 +204,11 @@ def test_a_router_that_has_refused_a_request_is_not_taken_to_have_its_prompt(mea
     whole = routed_prompt(request)
     routers = known(news("a", (whole.blocks[0],)), news("b", num_running=1), news("c", num_running=2))
     ready = {name: name for name in "abc"}
-    assert soonest_first(routers, ready, request, routed_prompt(request), 0.0)[0] == ["a"]
+    assert next(soonest_first(routers, ready, request, routed_prompt(request), 0.0)) == ["a"]
     for one in meanwhile:
         routers.hear(one, 0.0)
     refused = msgspec.structs.replace(request, refusal=Refusal("a", 1.0))
-    assert soonest_first(routers, ready, refused, routed_prompt(refused), 0.0)[0] == ["b"]
+    assert next(soonest_first(routers, ready, refused, routed_prompt(refused), 0.0)) == ["b"]
     assert first(routers, whole) == ["b"]
     assert routers.ranks(keys("a", "c"), prompt(whole.blocks[0]), 0.0)[0] == ["a"]  # it still has what it said it has
 
