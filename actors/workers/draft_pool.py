@@ -22,6 +22,7 @@ from ray.util.placement_group import PlacementGroup
 from actors.drafters.registry import OUROBOROS
 from actors.errors import ModelError, PacelineError, Unavailable
 from actors.home import paceline_home
+from actors.imports import collecting_no_garbage
 from actors.links.heartbeat import Heartbeat
 from actors.logs import ObservabilityConfig, configure_logging
 from actors.models.catalog import resolve_model
@@ -161,7 +162,8 @@ class DraftReplica:
             self._load(self._configured, self._followed if wanted is None else wanted.number)
 
     def _load(self, settings: DraftSettings, number: int) -> None:
-        from actors.workers.registered_draft import RegisteredDraft  # only where a model is loaded: it takes seconds
+        with collecting_no_garbage():
+            from actors.workers.registered_draft import RegisteredDraft  # only to load a model: it takes seconds
 
         self._served = RegisteredDraft(settings, self._directory_name, number, self._group, self._observability)
         self._loaded, self._followed = settings, number

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ray.util import get_node_ip_address
 
+from actors.imports import collecting_no_garbage
 from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.directory import WorkerEntry
 from actors.workers.gpus import rank_device
@@ -37,7 +38,8 @@ class TargetRank:
     ) -> None:
         if observability is not None:
             configure_logging(observability, f"target rank {rank}")
-        from actors.workers.target_worker import TargetWorker  # only here: the group's own process computes nothing
+        with collecting_no_garbage():
+            from actors.workers.target_worker import TargetWorker  # only here: the group's own process computes nothing
 
         device = rank_device(settings.options.device)
         if device != settings.options.device:
