@@ -1,6 +1,6 @@
 """Requests within their objectives a second in a real cluster: with `router.objectives`, and in order of arrival.
 
-    python -m tests.bench.real_goodput [--seconds 60] [--turns 2] [--load 1.5] [--seed 0]
+    python -m tests.bench.real_goodput [--seconds 60] [--turns 2] [--loads 0.8 1.0 1.5 3.0]
 
 `paceline serve` of a toy model, twice on this machine: without objectives, and with them. They take turns under the
 same open load: Poisson arrivals, half of the requests batch, each sent once. Capacity is what twice as many clients as
@@ -29,9 +29,9 @@ import numpy as np
 from cluster.cli.table import plain_table
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.tiny_models import save_tiny_model
+from tests.bench.simulate.goodput import BARS, LEAST_TOKENS, OBJECTIVES
 from tests.bench.simulate.real_cluster import RoundMeter, serving
 
-OBJECTIVES: dict[str, dict[str, float]] = {"interactive": {"ttft_s": 1.0, "tpot_s": 0.1}, "batch": {"ttft_s": 30.0}}
 _PLACES = 8
 _CONFIG = Path(__file__).parents[2] / "configs" / "laptop.yaml"
 _WARM_UP = 0.2  # of the time
@@ -155,8 +155,8 @@ def figures_of(asked: list[Asked], tokens: float, seconds: float) -> dict[str, f
     return figures
 
 
-def cluster(model: Path, has_objectives: bool) -> AbstractContextManager[str]:
-    settings = [f"target.model={model}", "draft.model=none", "speculation.drafters=[none]", "cache.url=none"]
+def cluster(model: Path, drafter: str, has_objectives: bool) -> AbstractContextManager[str]:
+    settings = [f"target.model={model}", "draft.model=none", f"speculation.drafters=[{drafter}]", "cache.url=none"]
     settings += [f"router.max_running={_PLACES}"]
     if has_objectives:
         settings.append(f"router.objectives={json.dumps(OBJECTIVES)}")
@@ -177,26 +177,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of a turn")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--load", type=float, default=1.5, help="of capacity")
+    parser.add_argument("--loads", type=float, nargs="+", default=list(BARS), help="of capacity")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--drafter", default="none", help="that both clusters have")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = save_tiny_model(Path(directory), "llama", 5, layers=4, hidden_size=96, max_positions=2048)
         speak_ascii(model)
-        with cluster(model, False) as one, cluster(model, True) as other:
+        with cluster(model, arguments.drafter, False) as one, cluster(model, arguments.drafter, True) as other:
             most = asyncio.run(capacity(one, arguments.seconds / 2, arguments.seed))
             print(f"capacity: {most:.2f} requests a second", flush=True)
-            turns = [
-                measured((one, other), arguments.load * most, arguments.seconds, arguments.seed + turn)
-                for turn in range(arguments.turns)
-            ]
+            for load in arguments.loads:
+                turns = [
+                    measured((one, other), load * most, arguments.seconds, arguments.seed + turn)
+                    for turn in range(arguments.turns)
+                ]
+                show(load, turns)
+
+
+def show(load: float, turns: list[list[dict[str, float]]]) -> None:
+    """turns: figures of both clusters in each."""
     before, after = (
-        {name: np.mean([turn[name] for turn in own]) for name in own[0]} for own in zip(*turns, strict=True)
+        {name: float(np.mean([turn[name] for turn in own])) for name in own[0]} for own in zip(*turns, strict=True)
     )
     rows = [(name, f"{before[name]:.2f}", f"{after[name]:.2f}") for name in before]
-    print(plain_table(f"\n{arguments.load:g} times capacity", ("figure", "by arrival", "by objectives"), rows))
-    ratios = (after[name] / before[name] for name in ("goodput", "tokens"))
-    print("goodput x {:.2f}, tokens x {:.3f}".format(*ratios))
+    print(plain_table(f"\n{load:g} times capacity", ("figure", "by arrival", "by objectives"), rows))
+    goodput, tokens = (after[name] / before[name] for name in ("goodput", "tokens"))
+    bar = BARS.get(load)
+    print(f"goodput x {goodput:.2f} (bar: {bar}), tokens x {tokens:.3f} (bar: {LEAST_TOKENS})", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 One group, exact; single requests of eight tenants by Zipf's law, half of them batch, in bursts (gamma gaps with a
 coefficient of variation of 2). The objectives are counted in both runs, and only the second router knows them. Capacity
 is what 64 clients get that send a request as soon as they have an answer. Tokens are those that the group has emitted,
-whatever became of their requests.
+whatever became of their requests. Ends with status 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def main() -> None:
     arguments = parser.parse_args()
     most = capacity(arguments.seconds / 2, arguments.seed)
     print(f"capacity: {most:.2f} requests a second", flush=True)
+    missed = []
     for load in arguments.loads:
         traffic = {"conversations_per_s": load * most, "retries": arguments.retries}
         options = options_of(arguments.seconds, arguments.seed, **traffic)
@@ -91,6 +92,10 @@ def main() -> None:
         goodput, tokens = after["goodput"] / before["goodput"], after["tokens"] / before["tokens"]
         bar = BARS.get(load)
         print(f"goodput x {goodput:.2f} (bar: {bar}), tokens x {tokens:.3f} (bar: {LEAST_TOKENS})", flush=True)
+        if goodput < (bar or 0.0) or tokens < LEAST_TOKENS:
+            missed.append(f"{load:g}")
+    if missed:
+        raise SystemExit(f"below a bar at {', '.join(missed)} times capacity")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Routers chosen by their news against routers with the fewest requests, or by chance: prefix hits and first tokens.
 
-    python -m tests.bench.simulate.routing [--groups 2 8] [--seconds 600] [--rate 0.45]
+    python -m tests.bench.simulate.routing [--groups 2 8] [--seconds 600] [--rate 0.45] [--seed 0] [--level exact]
 
 rate: conversations a second and group; system prompts come four times as often, in requests of one turn. Hit rates are
-shares of those of one router that forgets nothing and is never busy.
+shares of those of one router that forgets nothing and is never busy. Ends with status 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ TRACES: dict[str, dict[str, Any]] = {
     },
 }
 RATES = {"conversations": 1.0, "system prompts": 4.0, "one hot prompt": 2.0}  # of the given one
+SKEWED = "one hot prompt"
+LEAST_HITS, LEAST_TTFT_GAIN, MOST_P99 = 0.9, 1.5, 1.05  # of the ideal; p50 and p99 against fewest requests
 NAMES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tokens_per_s", "prefix_hit_rate")
 
 
@@ -62,11 +64,21 @@ def config_of(groups: int, kv_tokens: int = KV_TOKENS, places: int = 32) -> Clus
     )
 
 
-def options_of(trace: str, rate: float, seconds: float, *, news: str, forward: ForwardOptions) -> SimulationOptions:
+def options_of(
+    trace: str,
+    rate: float,
+    seconds: float,
+    *,
+    news: str,
+    forward: ForwardOptions,
+    seed: int = 0,
+    level: str = "aggregate",
+) -> SimulationOptions:
     return SimulationOptions.model_validate(
         {
-            "level": "aggregate",
+            "level": level,
             "news": news,
+            "seed": seed,
             "seconds": seconds,
             "warm_up_s": seconds / 4,
             "forward": forward,
@@ -91,10 +103,16 @@ def rates_of(trace: str) -> ServiceRates:
     return measured_rates(config_of(1), few_tenants, texts=PhraseTexts(0), times=MeasuredTimes(FORWARD), seconds=20.0)
 
 
-def ideal_hit_rate(trace: str, rate: float, seconds: float) -> float:
-    told = options_of(trace, rate, seconds, news="none", forward=AT_ONCE)
+def ideal_hit_rate(trace: str, rate: float, seconds: float, seed: int) -> float:
+    told = options_of(trace, rate, seconds, news="none", forward=AT_ONCE, seed=seed)
     rates = ServiceRates({1: RoundCounts(1, 1, 1, 1, 1e-5)}, MeasuredTimes(AT_ONCE), None)
     return Simulation(config_of(1, 1 << 30, 256), told, rates=rates).run().figures["prefix_hit_rate"]
+
+
+def is_met(trace: str, hits: float, p50_gain: float, p99_ratio: float) -> bool:
+    if trace == SKEWED:  # those with the fewest requests have most hits there, too
+        return p99_ratio <= MOST_P99
+    return hits >= LEAST_HITS and p50_gain >= LEAST_TTFT_GAIN
 
 
 def main() -> None:
@@ -102,7 +120,10 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--rate", type=float, default=0.45)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--level", choices=["aggregate", "exact"], default="aggregate")
     arguments = parser.parse_args()
+    missed = []
     for trace, times in RATES.items():
         rates = rates_of(trace)
         for groups in arguments.groups:
@@ -113,10 +134,13 @@ def main() -> None:
                 ("fewest requests", "none", nullcontext()),
                 ("by news", "each", nullcontext()),
             ):
-                told = options_of(trace, rate, arguments.seconds, news=news, forward=FORWARD)
+                told = options_of(
+                    trace, rate, arguments.seconds, news=news, forward=FORWARD,
+                    seed=arguments.seed, level=arguments.level,
+                )  # fmt: skip
                 with choice:
                     found[name] = Simulation(config_of(groups), told, rates=rates).run().figures
-            ideal = ideal_hit_rate(trace, rate, arguments.seconds)
+            ideal = ideal_hit_rate(trace, rate, arguments.seconds, arguments.seed)
             rows = []
             for name in NAMES:
                 fewest, by_news = found["fewest requests"][name], found["by news"][name]
@@ -125,6 +149,14 @@ def main() -> None:
             rows.append(("hits, of the ideal", *hits, f"ideal {ideal:.2f}"))
             title = f"\n{trace}, {groups} groups, {found['by news']['requests']:.0f} requests"
             print(plain_table(title, ("figure", *found, "news / fewest"), rows), flush=True)
+            fewest, by_news = found["fewest requests"], found["by news"]
+            p50_gain = fewest["ttft_p50_ms"] / by_news["ttft_p50_ms"]
+            if not is_met(
+                trace, by_news["prefix_hit_rate"] / ideal, p50_gain, by_news["ttft_p99_ms"] / fewest["ttft_p99_ms"]
+            ):
+                missed.append(f"{trace}, {groups} groups")
+    if missed:
+        raise SystemExit(f"below a bar: {'; '.join(missed)}")
 
 
 if __name__ == "__main__":
