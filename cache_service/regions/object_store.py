@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EINVAL
 from typing import Any, Protocol
 
 from cache_service.errors import ObjectStoreError, SettingError
@@ -52,8 +53,16 @@ class FsspecObjects:
         path = self._path(cluster, name)
         with self._faults_told(), suppress(FileNotFoundError):
             if not self._is_directory or self._files.isfile(path):  # opening a pipe would wait for its writer
-                return bytes(self._files.cat_file(path, start=0, end=max_bytes + 1))
+                return self._first_bytes(path, max_bytes + 1)
         return None
+
+    def _first_bytes(self, path: str, count: int) -> bytes:
+        try:
+            return bytes(self._files.cat_file(path, start=0, end=count))
+        except OSError as error:  # S3 has no range of an empty object
+            if error.errno != EINVAL or self._files.size(path):
+                raise
+            return b""
 
     def write(self, cluster: str, name: str, data: bytes) -> None:
         path = self._path(cluster, name)

@@ -1,6 +1,7 @@
 """Objects in a directory and in a store without folders, which others may have filled with anything."""
 
 import os
+from errno import EINVAL
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,20 @@ def test_objects_are_written_listed_read_and_deleted(objects):
     objects.delete("asia", "one")
     objects.delete("asia", "one")
     assert objects.sizes("asia") == {"empty": 0}
+
+
+@pytest.mark.parametrize(("size", "read"), [(0, b""), (5, None)])
+def test_a_store_that_has_no_range_of_an_empty_object_has_an_empty_object(size, read):
+    def refuse(path, **options):
+        raise OSError(EINVAL, "The requested range is not satisfiable")  # as s3fs does
+
+    objects = FsspecObjects("memory://place", "model")
+    objects._files = SimpleNamespace(protocol="memory", cat_file=refuse, size=lambda path: size)
+    if read is None:
+        with pytest.raises(ObjectStoreError, match="range"):
+            objects.read("asia", "one", 9)
+    else:
+        assert objects.read("asia", "one", 9) == read
 
 
 def test_nothing_is_read_from_pipes_and_folders_or_written_through_links(tmp_path):
