@@ -114,9 +114,9 @@ class SimulatedCluster:
             ),
             self._audience.joined,
         )
-        if self._heard is None:
+        if self._options.news == "each":
             self._audience.hearers.append(gateway.hear)
-        elif not self._audience.hearers:  # it hears for all
+        elif self._options.news == "shared" and not self._audience.hearers:  # it hears for all
             self._audience.hearers.append(lambda router, news, now: gateway.choice.hear(news, now))
         return gateway
 

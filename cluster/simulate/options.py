@@ -127,9 +127,9 @@ class SimulationOptions(Options):
     level: Literal["exact", "aggregate"] = "exact"
     """exact: each round of each group by the real router core. aggregate: rounds by their measured rates."""
     news: Literal["each", "shared", "none"] = "each"
-    """What gateways hear of aggregated routers. each: as of exact ones, each gateway for itself. shared: all gateways
-    know that a prompt has been sent, which takes far less time and memory with many of them. none: nothing; requests go
-    to whoever has fewest."""
+    """What gateways hear of routers. each: each gateway hears for itself. shared: all gateways know that a prompt has
+    been sent, which takes far less time and memory with many of them. none: nothing; requests go to whoever has
+    fewest."""
     zones: Annotated[int, Field(ge=1)] = 3
     """Groups are dealt out to so many zones."""
     start_s: _Seconds = 30.0
