@@ -18,9 +18,10 @@ from actors.errors import EngineBroken
 from actors.messages import SamplingParams, SequenceDelta, SequenceStart, VerifyBatch, VerifyItem
 from actors.models.source import ModelSource
 from actors.options import MTP_HEAD, TargetGroupOptions
+from paceline_testing import mtp_checkpoints, published_heads
 from paceline_testing.integrity import check_integrity
-from paceline_testing.mtp_checkpoints import mimo
 from paceline_testing.plain_dflash import dflash_config, dflash_tensors, save_dflash
+from paceline_testing.published_layouts import LAYOUTS
 from paceline_testing.rank_processes import ANSWER_WITHIN_S, ranks_at_work
 from paceline_testing.tiny_models import make_tiny_model, save_eagle_head, save_knowing_target, tiny_eagle_tensors
 
@@ -32,6 +33,8 @@ ROUNDS = 3  # the first two of them for the longer prompt
 HEADS = {"eagle": {}, "eagle3": {}, "eagle3 reduced": {"draft_vocab_size": 70}, "eagle3 alone": {}}
 ONE_PASS = ("p-eagle", "dflash")  # DFlash has the target's embeddings and output layer
 MASK = 3
+MTP_FAMILIES = ("mimo", "deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")  # from the fourth on, chains
+QUICK_LAYOUT = "EAGLE-3 for a larger target"  # with a width, an embedding and a vocabulary of its own
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +65,12 @@ def knowing_dir(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mtp_dir(tmp_path_factory) -> Path:
-    """A target with a head in its own checkpoint."""
-    return mimo().save(tmp_path_factory.mktemp("mtp"))
+def published_dir(tmp_path_factory) -> Path:
+    """A target that the published layouts are for."""
+    path = tmp_path_factory.mktemp("published")
+    size, layers = published_heads.TARGET_SIZE, published_heads.LAYERS
+    make_tiny_model("llama", 3, published_heads.VOCAB, layers, size, 4, 2).save_pretrained(path)
+    return path
 
 
 def options_of(path: Path, head: str, ranks: int) -> TargetGroupOptions:
@@ -154,8 +160,20 @@ def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, a
     assert_two_ranks_are_as_one(model_dir, head, attention)
 
 
-def test_two_ranks_with_an_mtp_head_give_the_tokens_of_one_without(mtp_dir):
-    assert_two_ranks_are_as_one(mtp_dir, MTP_HEAD, "padded")
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == QUICK_LAYOUT else pytest.mark.slow) for n in LAYOUTS]
+)
+def test_two_ranks_with_a_head_as_published_give_the_tokens_of_one_without(published_dir, name):
+    LAYOUTS[name][0]().save(published_dir / name)
+    assert_two_ranks_are_as_one(published_dir, name, "padded")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[] if f == "mimo" else pytest.mark.slow) for f in MTP_FAMILIES]
+)
+def test_two_ranks_with_an_mtp_head_give_the_tokens_of_one_without(tmp_path, family):
+    getattr(mtp_checkpoints, family)().save(tmp_path)
+    assert_two_ranks_are_as_one(tmp_path, MTP_HEAD, "padded")
 
 
 def assert_two_ranks_are_as_one(path: Path, head: str, attention: str) -> None:
