@@ -17,9 +17,7 @@ import grpc
 import httpx
 import pytest
 import ray
-import torch
 from ray import serve
-from transformers import AutoConfig
 
 from actors.workers.directory import find_directory
 from cluster.config import ClusterConfig
@@ -30,11 +28,14 @@ from paceline_testing import mtp_checkpoints
 from paceline_testing.ascii_model import speak_ascii
 from paceline_testing.deployed import deployed, scale
 from paceline_testing.panels import everything_asked, names_in
+from paceline_testing.published_heads import for_larger_target, p_eagle
 from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
-from paceline_testing.tiny_models import save_eagle_head, save_tiny_model, tiny_eagle_tensors
+from paceline_testing.tiny_models import save_tiny_model
 
 PROMPTS = [f"{word} and {word}, then again {word}" for word in ("oak", "elm", "ash", "fir", "yew", "box", "bay", "fig")]
+
+TARGET_SIZE = 96  # the width of the target; its heads are narrower
 
 NUM_COMERS = 12  # clients beside the eight streams: eight more than can run or wait
 
@@ -123,7 +124,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def model_dirs(tmp_path_factory) -> tuple[Path, Path]:
-    shape = {"hidden_size": 96, "heads": 6, "kv_heads": 2, "max_positions": 2048}
+    shape = {"hidden_size": TARGET_SIZE, "heads": 6, "kv_heads": 2, "max_positions": 2048}
     target = save_tiny_model(tmp_path_factory.mktemp("target"), "llama", 5, layers=4, **shape)
     draft = save_tiny_model(tmp_path_factory.mktemp("draft"), "llama", 5, layers=1, **shape)
     for directory in (target, draft):
@@ -175,11 +176,7 @@ def running(
 
 @pytest.mark.slow
 def test_a_one_pass_head_on_two_ranks_drafts_and_changes_no_text(ray_here, ports, model_dirs, tmp_path):
-    target = AutoConfig.from_pretrained(model_dirs[0])
-    tensors = tiny_eagle_tensors(target, "eagle3") | {"mask_hidden": torch.randn(1, 1, 3 * target.hidden_size)}
-    config = save_eagle_head(tmp_path / "head", target, tensors) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"ptd_token_id": 3}))
-    head = str(tmp_path / "head")
+    head = str(p_eagle(for_larger_target(TARGET_SIZE)).save(tmp_path / "head"))
     plain = LocalEngine(str(model_dirs[0]), drafters=("none",), device="cpu", kv_cache_tokens=16384)
     wanted = [one.text for one in plain.generate(PROMPTS, max_new_tokens=60, ignore_eos=True)]
     with running(model_dirs, ports, exact="default", tensor_parallel=2, draft_workers=1, eagle_head=head) as cluster:
@@ -408,9 +405,7 @@ class TestTensorParallelCluster:
 
     @pytest.fixture(scope="class")
     def cluster(self, ray_here, ports, model_dirs, tmp_path_factory):
-        config = AutoConfig.from_pretrained(model_dirs[0])
-        tensors = tiny_eagle_tensors(config, "eagle3", 9, draft_vocab_size=130)
-        head = save_eagle_head(tmp_path_factory.mktemp("head"), config, tensors)
+        head = for_larger_target(TARGET_SIZE).save(tmp_path_factory.mktemp("head"))
         with running(
             model_dirs,
             ports,

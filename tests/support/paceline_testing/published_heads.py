@@ -95,11 +95,16 @@ EAGLE3_NORMS = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
 
 
 def eagle3(
-    prefix: str = "midlayer.", size: int = TARGET_SIZE, layers: int = 1, num_features: int = 3, **config: Any
+    prefix: str = "midlayer.",
+    size: int = TARGET_SIZE,
+    layers: int = 1,
+    num_features: int = 3,
+    target_size: int = TARGET_SIZE,
+    **config: Any,
 ) -> Published:
     """draft_vocab_size is 23."""
     shapes = {
-        "fc.weight": (size, num_features * TARGET_SIZE), "norm.weight": (size,), "lm_head.weight": (23, size),
+        "fc.weight": (size, num_features * target_size), "norm.weight": (size,), "lm_head.weight": (23, size),
         **layer_shapes(prefix, size, wide=2 * size, norms=EAGLE3_NORMS),
     }  # fmt: skip
     for index in range(1, layers):
@@ -109,9 +114,9 @@ def eagle3(
     return Published(llama_config(size, layers, draft_vocab_size=23, **config), shapes, ids)
 
 
-def for_larger_target() -> Published:
+def for_larger_target(target_size: int = TARGET_SIZE) -> Published:
     """As the head of a 70B target: narrower than the target, with an embedding of its own."""
-    head = eagle3(size=16, target_hidden_size=TARGET_SIZE)
+    head = eagle3(size=16, target_size=target_size, target_hidden_size=target_size)
     head.shapes["embed_tokens.weight"] = (VOCAB, 16)
     return head
 
