@@ -161,11 +161,15 @@ def test_two_ranks_with_a_head_give_the_tokens_of_one_without(model_dir, head, a
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == QUICK_LAYOUT else pytest.mark.slow) for n in LAYOUTS]
+    ("name", "attention"),
+    [
+        *(pytest.param(n, "padded", marks=[] if n == QUICK_LAYOUT else pytest.mark.slow) for n in LAYOUTS),
+        *(pytest.param(n, "triton_tree", marks=pytest.mark.slow) for n in (QUICK_LAYOUT, "EAGLE-3.1")),
+    ],
 )
-def test_two_ranks_with_a_head_as_published_give_the_tokens_of_one_without(published_dir, name):
+def test_two_ranks_with_a_head_as_published_give_the_tokens_of_one_without(published_dir, name, attention):
     LAYOUTS[name][0]().save(published_dir / name)
-    assert_two_ranks_are_as_one(published_dir, name, "padded")
+    assert_two_ranks_are_as_one(published_dir, name, attention)
 
 
 @pytest.mark.parametrize(
