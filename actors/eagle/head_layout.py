@@ -8,6 +8,7 @@ values of config.json are read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from actors.eagle.head_settings import MASK_TOKENS, HeadKind, HeadSettings, check_settings, read_settings
 from actors.errors import ModelError
 
+logger = logging.getLogger(__name__)
+
 _MIN_TARGET_LAYERS = 3  # the default layers are 2, L / 2 and L - 3
 _MOST_PADDING = 1024  # rows by which vocabularies of one tokenizer may differ
 
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 MASK_HIDDEN = "mask_hidden"  # the tensor that tells P-EAGLE
 
 
@@ -163,9 +167,11 @@ def _default_layers(num_target_layers: int) -> tuple[int, ...]:
 def _feature_layers(file: Path, settings: HeadSettings, num_target_layers: int) -> tuple[int, ...]:
     """The layers whose inputs are read.
 
-    Checkpoints count in two ways: layers whose inputs are read, as the default does, or layers whose outputs are read.
-    Nobody reads the input of layer 1 in the first way, or the embeddings in the second, so a list that begins with 1
-    counts outputs.
+    Checkpoints count in two ways: layers whose inputs are read, as the default and vLLM do, or layers whose outputs are
+    read, as trainers for SGLang do. Nobody reads the input of layer 1, so a list that begins with 1 counts outputs; in
+    other lists SGLang and vLLM count inputs. One of those is refused: its middle and last layer are the default ones by
+    their outputs, so it may be meant either way, and wrong features cost drafts without any error. The `speculators`
+    format tells the way: it counts as vLLM does, which it is written for.
     """
     ids = settings.eagle_aux_hidden_state_layer_ids
     if not ids:
@@ -174,10 +180,27 @@ def _feature_layers(file: Path, settings: HeadSettings, num_target_layers: int) 
                 f"{file}: the target has {num_target_layers} layers; EAGLE-3 reads the inputs of three, so at least "
                 f"{_MIN_TARGET_LAYERS} are needed"
             )
-        return _default_layers(num_target_layers)
-    layers = tuple(index + 1 if ids[0] == 1 else index for index in ids)
+        default = _default_layers(num_target_layers)
+        logger.info("%s: features: inputs of layers %s (the default)", file, list(default))
+        return default
+    counts_outputs = ids[0] == 1
+    layers = tuple(index + 1 if counts_outputs else index for index in ids)
     if min(layers) < 0 or max(layers) > num_target_layers:
+        raise ModelError(f"{file}: {_LAYER_IDS} is {ids!r}; the target has {num_target_layers} layers")
+    is_told = settings.speculators_model_type is not None
+    first, middle, last = _default_layers(num_target_layers)
+    if ids == [first, middle - 1, last - 1] and not is_told:
+        inputs = [index + 1 for index in ids]
         raise ModelError(
-            f"{file}: eagle_aux_hidden_state_layer_ids is {ids!r}; the target has {num_target_layers} layers"
+            f"{file}: {_LAYER_IDS} is {ids!r}; it may count layers whose outputs are read, as {middle - 1} and "
+            f"{last - 1} of the target's {num_target_layers} layers suggest, or those whose inputs are read, as its "
+            f"first layer does: write {inputs!r} if outputs are meant, or 'speculators_model_type': 'eagle3' beside it "
+            "if inputs are"
         )
+    kind = "outputs" if counts_outputs else "inputs"
+    if counts_outputs:
+        reason = "begins with 1"
+    else:
+        reason = "is in the speculators format" if is_told else "does not begin with 1"
+    logger.info("%s: features: %s of layers %s (%s %s)", file, kind, ids, _LAYER_IDS, reason)
     return layers

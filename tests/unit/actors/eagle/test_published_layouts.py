@@ -3,6 +3,9 @@
 Covers `actors.eagle.head_layout` and `actors.eagle.head_loading`.
 """
 
+import copy
+import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +121,11 @@ def test_trees_that_grow_on_the_device_are_those_of_the_paper(tmp_path, target, 
         (lambda: eagle3(eagle_config={"use_aux_hidden_state": False}), r"use_aux_hidden_state is False"),
         (lambda: eagle3(use_sliding_window=True), r"use_sliding_window is True, which is not implemented"),
         (lambda: eagle3(eagle_aux_hidden_state_layer_ids=[2, 4, 9]), r"is \[2, 4, 9\]; the target has 6 layers"),
+        (
+            lambda: eagle3(eagle_aux_hidden_state_layer_ids=[2, 2, 2]),
+            r"config.json: eagle_aux_hidden_state_layer_ids is \[2, 2, 2\]; it may count layers whose outputs are read"
+            r".* of the target's 6 layers.* write \[3, 3, 3\] if outputs are meant, or 'speculators_model_type'",
+        ),
         (lambda: eagle3(eagle_aux_hidden_state_layer_ids=["a"]), r"`int`, got `str` - at `\$.eagle_aux_hidden_state"),
         (lambda: speculators(mystery=3), r"mystery is 3, which is not implemented"),
         (lambda: eagle3(fc_norm=True), r"key 'fc_norm.0.weight' of shape \[32\] is missing"),
@@ -127,6 +135,50 @@ def test_trees_that_grow_on_the_device_are_those_of_the_paper(tmp_path, target, 
 def test_what_is_not_implemented_is_refused_by_name(tmp_path, target, make, message):
     with pytest.raises(ModelError, match=message):
         load_eagle_head(make().save(tmp_path / "head"), target.config)
+
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+DEEP = 36  # layers of gpt-oss-120b and Qwen3-8B
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "told"),
+    [
+        ({}, (2, 18, 33), "features: inputs of layers [2, 18, 33] (the default)"),
+        ({IDS: [1, 17, 32]}, (2, 18, 33), f"features: outputs of layers [1, 17, 32] ({IDS} begins with 1)"),
+        ({IDS: [2, 18, 33]}, (2, 18, 33), f"features: inputs of layers [2, 18, 33] ({IDS} does not begin with 1)"),
+        ({IDS: [24, 30, 36]}, (24, 30, 36), f"features: inputs of layers [24, 30, 36] ({IDS} does not begin with 1)"),
+        ({IDS: [3, 18, 33]}, (3, 18, 33), f"features: inputs of layers [3, 18, 33] ({IDS} does not begin with 1)"),
+        (
+            {IDS: [2, 17, 32], "speculators_model_type": "eagle3"}, (2, 17, 32),
+            f"features: inputs of layers [2, 17, 32] ({IDS} is in the speculators format)",
+        ),
+        (
+            {IDS: [1, 17, 32], "speculators_model_type": "eagle3"}, (2, 18, 33),
+            f"features: outputs of layers [1, 17, 32] ({IDS} begins with 1)",
+        ),
+    ],
+)  # fmt: skip
+def test_which_layers_are_read_and_why_is_logged(tmp_path, target, caplog, config, layers, told):
+    deep = copy.deepcopy(target.config)
+    deep.num_hidden_layers = DEEP
+    with caplog.at_level(logging.INFO, "actors.eagle.head_layout"):
+        head = load_eagle_head(eagle3(**config).save(tmp_path / "head"), deep)
+    assert head.layout.feature_layers == layers
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path / 'head' / 'config.json'}: {told}"]
+
+
+@pytest.mark.parametrize("num_layers", [28, 32, DEEP, 61, 80])
+def test_a_list_that_may_count_inputs_or_outputs_is_refused(tmp_path, target, num_layers):
+    deep = copy.deepcopy(target.config)
+    deep.num_hidden_layers = num_layers
+    ids = [2, num_layers // 2 - 1, num_layers - 4]
+    for head in (eagle3(**{IDS: ids}), eagle3(eagle_config={IDS: ids})):
+        with pytest.raises(ModelError, match=rf"{IDS} is {re.escape(repr(ids))}; it may count"):
+            load_eagle_head(head.save(tmp_path / "head"), deep)
+    for others in ([2, num_layers // 2, num_layers - 3], [2, num_layers // 2, num_layers - 4], ids[:2]):
+        head = eagle3(**{IDS: others}, num_features=len(others))
+        assert load_eagle_head(head.save(tmp_path / "head"), deep).layout.feature_layers == tuple(others)
 
 
 def in_layer(**config: Any) -> Published:
