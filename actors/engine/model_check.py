@@ -7,6 +7,7 @@ whole greedy answers with drafts in every round, and of one that begins with cac
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +33,8 @@ from actors.models.loader import generation_problem
 from actors.models.random_model import random_model
 from actors.models.tiny_config import VOCAB_SIZE, config_of_type, tiny_config
 
+logger = logging.getLogger(__name__)
+
 Outcome = Literal["exact", "chain only", "refused", "not tried", "wrong"]
 
 _BLOCK_SIZE = 4
@@ -48,7 +51,8 @@ _Parts = tuple[list[int], list[int]]  # prompt and output
 class ModelCheck:
     """outcome "exact": all logits and tokens are those of the unpatched model; "chain only": the same, with draft trees
     that are chains; "refused": the engine does not load the model; "not tried": no tiny model can be made of the
-    configuration; "wrong": the engine loads it and its output differs, which is a bug of the engine."""
+    configuration; "wrong": the engine does not refuse it, and its output differs or it raises an error, which is a bug
+    of the engine."""
 
     outcome: Outcome
     reason: str = ""  # empty: exact or chain only
@@ -80,15 +84,23 @@ def check_architecture(config: PretrainedConfig) -> ModelCheck:
         reference = _Reference(model)
         reference.logits(_prompts()[0])
     except Exception as error:
-        sentence = " ".join(str(error).split()).split(". ")[0]
-        return ModelCheck("not tried", f"{type(error).__name__}: {sentence}")
+        return ModelCheck("not tried", _named(error))
     try:
         difference = _difference(model, reference)
     except ModelError as error:
         return ModelCheck("refused", str(error))
+    except Exception as error:  # what the engine cannot compute it should refuse by name
+        logger.debug("the engine fails on %s", config.model_type, exc_info=True)
+        return ModelCheck("wrong", _named(error))
     if difference is not None:
         return ModelCheck("wrong", difference)
     return ModelCheck("chain only" if has_recurrent_state(model.config) else "exact")
+
+
+def _named(error: Exception) -> str:
+    """Type and first sentence."""
+    sentence = " ".join(str(error).split()).split(". ")[0]
+    return f"{type(error).__name__}: {sentence}"
 
 
 class _Reference:

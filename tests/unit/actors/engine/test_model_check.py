@@ -86,3 +86,16 @@ def test_a_recurrent_state_that_is_lost_between_rounds_is_found(monkeypatch):
 def test_a_prefix_cache_that_finds_nothing_is_found(monkeypatch):
     monkeypatch.setattr(Sequence, "reuse_prefix", lambda _: None)
     assert check_model_type("llama") == ModelCheck("wrong", "no cached prefix was found")
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(model_runner.ModelRunner, "run"), (model_check.TargetEngine, "verify")],
+    ids=["run", "verify"],
+)
+def test_an_error_of_the_engine_is_a_result_and_no_traceback(monkeypatch, owner, method):
+    def fail(*_):
+        raise TypeError("forward() got an unexpected argument\n'bias'. Further sentences are left out")
+
+    monkeypatch.setattr(owner, method, fail)
+    assert str(check_model_type("llama")) == "wrong: TypeError: forward() got an unexpected argument 'bias'"
