@@ -123,19 +123,39 @@ def test_draft_workers_of_the_large_profile_have_the_gpus_that_were_sized():
     assert "--draft-gpu" not in command
 
 
+# How much faster than what is configured another kind of draft may be, by the number of requests. For 16 and 64
+# requests, which the profiles are for, it is the 1 % above which `size` itself calls a way better. For a single request
+# it is less than 0.03 of acceptance brings, and that all kinds have the same acceptance, 0.7, is an assumption.
+MOST_OF_OTHER_KINDS = {1: 1.08, 16: 1.01, 64: 1.01}
+
+
 @pytest.mark.whole
-@pytest.mark.parametrize(("concurrency", "most"), [(1, 1.08), (16, 1.01), (64, 1.01)])
-@pytest.mark.parametrize("other", [("--draft", "pard-llama-1b"), ("--eagle-head", "assume")])
-def test_other_kinds_of_drafts_give_the_large_profile_little(run, concurrency, most, other):
-    """As its comment says."""
-    command = command_of(CHART / "values-prod-70b.yaml")
+@pytest.mark.parametrize("concurrency", CONCURRENCIES)
+@pytest.mark.parametrize("other", [("--draft", "pard-llama-1b"), ("--eagle-head", "assume")], ids=" ".join)
+@pytest.mark.parametrize("profile", [*GPU_PROFILES, *GPU_CONFIGS])
+def test_other_kinds_of_drafts_give_a_gpu_profile_little(run, tmp_path, profile, other, concurrency):
+    """By speed on as many GPUs, and by price of a token. As the comments of the profiles say."""
+    config, command = shipped(profile)
+    configured = judge(run, config, command, concurrency, tmp_path)["configured"]
     cut = command.index("--draft")
-    without = command[:cut] + command[cut + 2 :]
-    ratios = [
-        sized(run, *without, *draft, "--concurrency", str(concurrency))["cheapest"]["ratio"]
-        for draft in (("--draft", command[cut + 1]), other)
-    ]
-    assert ratios[1] < most * ratios[0]
+    told = sized(run, *command[:cut], *command[cut + 2 :], *other, "--concurrency", str(concurrency))
+    most = MOST_OF_OTHER_KINDS[concurrency]
+    assert told["cheapest"]["tokens_per_s_gpu"] < most * configured["tokens_per_s_gpu"]
+    as_many = [one["tokens_per_s"] for one in told["speeds"] if one["draft_gpus"] <= configured["draft_gpus"]]
+    assert max(as_many) < most * configured["tokens_per_s"]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("profile", ["prod-70b", "llama-70b"])
+def test_a_single_request_gains_less_from_drafts_in_one_forward_than_from_a_little_acceptance(run, profile):
+    _, command = shipped(profile)
+    cut = command.index("--draft")
+    others = [*command[:cut], *command[cut + 2 :], "--concurrency", "1"]
+    plain, parallel, worse = (
+        sized(run, *others, "--draft", draft, "--acceptance", acceptance)["cheapest"]["tokens_per_s"]
+        for draft, acceptance in (("llama-1b", "0.7"), ("pard-llama-1b", "0.7"), ("pard-llama-1b", "0.67"))
+    )
+    assert worse < plain < parallel < MOST_OF_OTHER_KINDS[1] * plain
 
 
 # The output of `paceline size`.
