@@ -97,8 +97,7 @@ class SpeculationConfig(Options):
     acceptance: Literal["coupled", "rejection"] = "coupled"
     """How a draft token of a sampled text is accepted. coupled: if it is the token that would be drawn without drafts.
     rejection: tokens of a draft model's chain by the ratio of their probabilities in target and draft. A sequence
-    without such a chain has trees of the other drafters, except ouroboros: both rules are the same for tokens that are
-    not drawn."""
+    without such a chain has trees of the other drafters: both rules are the same for tokens that are not drawn."""
     max_draft_tokens: Annotated[int, Field(ge=0, le=256)] = 16
     """Tree nodes of a sequence in a round, beside those that a drafter requires (a lookahead window). 0: none of
     either."""

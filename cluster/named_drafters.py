@@ -19,7 +19,6 @@ def named_drafters(config: ClusterConfig) -> tuple[str, ...]:
     names = expand_drafters(
         config.speculation.drafters,
         has_head=has_head,
-        acceptance=config.speculation.acceptance,
         pools=tuple(config.more_drafts),
         field=_FIELD,
     )

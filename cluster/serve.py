@@ -402,7 +402,6 @@ def served_model(plan: ClusterPlan) -> ServedModel:
         eos_token_ids=plan.info.eos_token_ids,
         created=int(time.time()),
         drafters=plan.drafters,
-        acceptance=plan.config.speculation.acceptance,
         tool_parser=plan.config.target.tool_parser,
         max_requests=plan.config.router.max_running + plan.config.router.max_waiting,
         max_side_len=plan.info.max_side_len,

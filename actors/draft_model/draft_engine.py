@@ -239,8 +239,7 @@ class DraftEngine:
 
     def _start(self, sequence: Sequence, item: DraftItem, worth: np.ndarray) -> _Draft | OuroborosDraft:
         shape = self._shape_of(item)
-        # Rejection needs draws from q with their probabilities, which phrases do not have.
-        if item.method == "tree" or sequence.draws_from_probs or self._ouroboros is None:
+        if item.method == "tree" or self._ouroboros is None:
             # The last guesses of a tree are not computed.
             room = self._most_tokens(sequence.begin) - sequence.length + 1
             return self._start_tree(sequence, shape._replace(max_depth=min(shape.max_depth, room)))

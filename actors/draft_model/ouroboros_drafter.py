@@ -5,7 +5,10 @@ model's own draws are followed through the tree, so that a forward gives several
 after the last token are appended without a forward (Ouroboros, Zhao et al. 2024, arXiv:2402.13720). The pool learns
 from the window, from committed tokens, and from the target's predictions after rejected draft tokens.
 
-Draws are those of the draft engine, `argmax(process(q) + G)`, so that this works at any temperature.
+Draws are those of the draft engine, `argmax(process(q) + G)`, so that this works at any temperature. Under `acceptance:
+rejection` G is left out: the tokens and the number of forwards then follow from texts alone, as a tree's must. With G
+they would know the noise of tokens to come. It decides those tokens in a round without a drawn chain, and does not in a
+round with one, so late drafts would select among them.
 """
 
 from __future__ import annotations
@@ -305,6 +308,9 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         positions = np.asarray([step.draft.sequence.length + len(step.draft.chain) for step in steps])
         paths = [np.asarray(step.draft.chain, dtype=np.int32) for step in steps]
         sampling = rows_for([step.draft.sequence.sampling for step in steps], np.arange(len(steps)), positions, paths)
+        is_certain = [step.draft.sequence.draws_from_probs for step in steps]
+        if any(is_certain):
+            sampling = sampling.without_noise(np.array(is_certain))
         rows = [step.rows[step.node] for step in steps]
         tokens, shares = likeliest_tokens(logits[rows], sampling, 1, self._vocab_map)
         for step, token, share in zip(steps, tokens[:, 0].tolist(), shares[:, 0].tolist(), strict=True):

@@ -5,7 +5,7 @@ target verifies it like any other draft. This is string-level exact match (Timor
 Inference with Lossless Speculative Decoding Algorithms for Heterogeneous Vocabularies").
 
 The target's sampling noise is defined on its vocabulary, so the guess is the greedy chain for any sampling parameters.
-Under `acceptance: rejection` each token is sent with q = 1.
+Under `acceptance: rejection` each token of a chain is sent with q = 1.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class RetokenizedDraftEngine:
         tree = sequence.realign(guess, _depth(item) if is_rejection else item.max_nodes)
         if tree is None:
             return DraftTree.empty()
-        if is_rejection:
+        if is_rejection and item.method == "tree":
             probs = TopProbs(tree.token_ids, np.ones(len(tree.token_ids), np.float32), 1)
             return msgspec.structs.replace(tree, probs=probs)
         return tree

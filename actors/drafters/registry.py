@@ -18,7 +18,7 @@ import actors.drafters
 from actors.drafters._options import FIELD, checked_options
 from actors.drafters.contract import CpuDrafter
 from actors.errors import InvalidRequest
-from actors.messages import Acceptance, DraftMethod
+from actors.messages import DraftMethod
 from actors.pool_names import FIRST_POOL
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class DraftSource:
     place: Literal["router", "draft_worker", "target"]
     in_auto: bool = False  # part of "auto", if there is a draft model or head that it needs
     # Its part in `acceptance: rejection`. chain: draws tokens and sends the distributions. tree: its tokens follow from
-    # the text, so their distributions are point masses. none: it does not draft then.
-    under_rejection: Literal["chain", "tree", "none"] = "tree"
+    # the text, so their distributions are point masses.
+    under_rejection: Literal["chain", "tree"] = "tree"
     method: DraftMethod = "tree"  # for a source on a draft worker
 
 
 _MODEL_SOURCES = (
     DraftSource(EAGLE, "target", in_auto=True),
-    DraftSource(OUROBOROS, "draft_worker", method="lookahead", under_rejection="none"),
+    DraftSource(OUROBOROS, "draft_worker", method="lookahead"),
     DraftSource(DRAFT_MODEL, "draft_worker", in_auto=True, under_rejection="chain"),
 )
 
@@ -188,7 +188,6 @@ def expand_drafters(
     *,
     has_draft_model: bool = True,
     has_head: bool = False,
-    acceptance: Acceptance = "coupled",
     pools: Sequence[str] = (),
     field: str = "drafters",
 ) -> tuple[str, ...]:
@@ -196,8 +195,7 @@ def expand_drafters(
 
     () and ("none",) mean no speculation and give (). "auto" stands for CPU drafters that complement each other, and
     the head and the draft models if they exist. pools: names of the pools of draft workers beside the first. Raises
-    InvalidRequest naming `field` for unknown names, for "none" beside others, and if no named drafter can draft under
-    `acceptance`.
+    InvalidRequest naming `field` for unknown names, and for "none" beside others.
     """
     of_pools = tuple(map(source_of_pool, pools))
     for name in names:
@@ -207,11 +205,6 @@ def expand_drafters(
         if set(names) != {NONE}:
             raise InvalidRequest(field, ", ".join(names), f"{NONE} excludes every other drafter")
         return ()
-    can_draft = any(name == AUTO or name in of_pools or SOURCES[name].under_rejection != "none" for name in names)
-    if acceptance == "rejection" and names and not can_draft:
-        idle = " or ".join(name for name, source in SOURCES.items() if source.under_rejection == "none")
-        limit = f"under acceptance 'rejection' there is no {idle}; name another, alone or with others, or {NONE}"
-        raise InvalidRequest(field, ", ".join(names), limit)
     is_there = {"router": True, "target": has_head, "draft_worker": has_draft_model}
     auto = [source.name for source in SOURCES.values() if source.in_auto and is_there[source.place]]
     auto += of_pools

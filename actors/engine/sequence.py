@@ -66,7 +66,7 @@ class Sequence:
         self.seq_id = seq_id
         self.begin = begin
         self.sampling = SequenceSampling(begin.sampling, begin.num_prompt_tokens)
-        # Whether drafts may be draws from a distribution that is sent along, for the rejection rule
+        # The rejection rule: drafts are draws from a distribution that is sent along, or follow from texts alone
         self.draws_from_probs = begin.sampling.acceptance == "rejection"
         self.block_size = pool.block_size
         self.num_cached = 0

@@ -97,6 +97,12 @@ class RowSampling:
         """The given rows, int [S], in the given order."""
         return type(self)(self.records[np.asarray(rows, dtype=np.int64)], self.adjustments)
 
+    def without_noise(self, rows: np.ndarray) -> Self:
+        """All rows, the given ones, bool [R], as at temperature 0: penalties and bias stay."""
+        records = self.records.copy()
+        records["flags"][rows], records["temperature"][rows] = 0, 1.0
+        return type(self)(records, self.adjustments)
+
 
 def rows_for(
     sequences: Sequence[SequenceSampling],

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.messages import Acceptance
-
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -18,7 +16,6 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     created: int = 0  # Unix seconds
     drafters: tuple[str, ...] = ()  # drafters that run, without auto and none
-    acceptance: Acceptance = "coupled"
     tool_parser: str = "auto"  # how its chat template writes calls; auto: as the template shows
     max_requests: int | None = None  # that a router takes at a time, running and waiting; None: not known
     max_side_len: int | None = None  # encoder-decoder models: tokens of prompt or answer alone

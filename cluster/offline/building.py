@@ -33,7 +33,6 @@ def drafter_names(config: ClusterConfig, source: ModelSource, draft_source: Mode
         config.speculation.drafters,
         has_draft_model=draft_source is not None,
         has_head=has_head,
-        acceptance=config.speculation.acceptance,
         pools=tuple(config.more_drafts),
     )
     if needs_first_draft(names) and draft_source is None:

@@ -155,7 +155,6 @@ class LocalEngine:
             )
             for pool, (options, draft) in drafts.items()
         }
-        self.acceptance = config.speculation.acceptance
         self.max_draft_tokens = config.speculation.max_draft_tokens
         self._batch_size = config.router.max_running
         self._seconds_of_rows = seconds_of_rows
@@ -168,7 +167,7 @@ class LocalEngine:
             self.info,
             info,
             drafter_names=self.drafter_names,
-            acceptance=self.acceptance,
+            acceptance=config.speculation.acceptance,
             grammars=self._grammars,
         )
         # Events that no caller has taken yet, by request. A round serves all requests.

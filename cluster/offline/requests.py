@@ -120,7 +120,7 @@ class LocalRequests:
     def _check_drafters(self, names: tuple[str, ...] | None) -> None:
         if names is None:
             return
-        expand_drafters(names, acceptance=self._acceptance, pools=pools_of(self._drafter_names))
+        expand_drafters(names, pools=pools_of(self._drafter_names))
         for name in names:
             if name not in (AUTO, NONE, *self._drafter_names):
                 have = ", ".join(self._drafter_names) or "none"

@@ -79,11 +79,8 @@ class DraftSources:
 
     def allowed(self, request: GenerationRequest) -> AllowedSources:
         names = self._configured if request.drafters is None else request.drafters
-        is_rejection = request.sampling.acceptance == "rejection"
         allowed = [
-            (index, source)
-            for index, source in enumerate(self._sources)
-            if (AUTO in names or source.name in names) and (source.under_rejection != "none" or not is_rejection)
+            (index, source) for index, source in enumerate(self._sources) if AUTO in names or source.name in names
         ]
         cpu = tuple(index for index, source in allowed if source.place == "router")
         head = next((index for index, source in allowed if source.place == "target"), None)

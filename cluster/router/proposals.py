@@ -37,6 +37,8 @@ class Proposals:
         is_drawn = not entry.is_coupled and source in self._draw
         if is_valid and is_drawn:
             is_valid = is_chain(tree, self._vocab_size)
+        elif is_valid and not entry.is_coupled and tree.probs is not None:
+            is_valid = False  # drawn tokens, by a source whose tokens must be certain
         elif is_valid and entry.sequence.grammar is not None:
             is_valid = tree.is_valid(self._vocab_size)
             if is_valid:

@@ -82,15 +82,15 @@ class WorkerDrafting:
         is worth, by worker, as `DraftBatch.worth`."""
         depth, gamma = round.traffic.depths[self._pool], self._shape.gamma
         by_confidence = gamma, depth.min_confidence(costs.row_price)
-        # Under rejection the time of a draft must not depend on its tokens: see `draft_depth`.
+        # Under rejection the time of a draft must not depend on its tokens, where they are drawn: see `draft_depth`.
         by_depth = depth.paying_levels(costs, len(asking), most=gamma), 0.0
         for entry, worker_id in asking:
             if entry.draft_workers and not entry.is_coupled:
-                continue  # under rejection, the draft is a chain of one draft model
+                continue  # under rejection, one draft model drafts
             entry.draft_workers[self._pool] = worker_id
             sequence = entry.sequence
             held = sequence.drafts.pools[self._pool]
-            runs, limits = self._runs(sequence, held), by_confidence if entry.is_coupled else by_depth
+            runs, limits = self._runs(sequence, held), by_depth if self._is_drawn(entry, held) else by_confidence
             item = self._item(sequence, held, self._max_nodes(entry, held), runs, *limits)
             items.setdefault(worker_id, []).append(item)
         round.asked.awaited += tuple(items)
@@ -127,6 +127,10 @@ class WorkerDrafting:
             runs=runs,
             corrections=corrections,
         )
+
+    def _is_drawn(self, entry: RoundEntry, held: PoolState) -> bool:
+        """Whether the worker draws tokens from a distribution that it sends."""
+        return not entry.is_coupled and held.source.method == "tree"
 
     def _max_nodes(self, entry: RoundEntry, held: PoolState) -> int:
         if held.source.method == "lookahead":
@@ -189,7 +193,8 @@ class WorkerDrafting:
             entry = asked.pop(seq_id, None)
             if entry is not None:
                 held = entry.sequence.drafts.pools[self._pool]
-                most = self._max_nodes(entry, held) if entry.is_coupled else min(self._shape.gamma, entry.max_nodes)
+                is_drawn = self._is_drawn(entry, held)
+                most = min(self._shape.gamma, entry.max_nodes) if is_drawn else self._max_nodes(entry, held)
                 self._proposals.add(entry, held.source.source, tree, max_nodes=most)
         if is_usual:
             self._learn_time(round, worker_id, result)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import httpx
 
 from actors.errors import InvalidRequest, PacelineError, Unavailable
-from actors.messages import Acceptance
 from cluster.cli.answer_stream import Speculation, message_of, message_of_refusal, read_events
 from cluster.cli.api_key import bearer_headers
 from cluster.generation import LOCAL_TEMPERATURE, GenerationOptions
@@ -46,7 +45,6 @@ Parts = Generator[Span | AnswerTotals, None, None]  # text as it arrives, then t
 class Backend(Protocol):
     model_name: str
     sources: tuple[str, ...] | None = None  # names of drafters; None: unknown, and so are rounds
-    acceptance: Acceptance = "coupled"
 
     def answer(self, messages: Sequence[Message], options: GenerationOptions, on_round: OnRound) -> Parts:
         """Closing it, or KeyboardInterrupt from it, ends the answer. Raises PacelineError."""
@@ -58,7 +56,6 @@ class LocalBackend(Backend):
         self._engine = engine
         self.model_name = engine.info.name
         self.sources = engine.drafter_names
-        self.acceptance = engine.acceptance
 
     def answer(self, messages: Sequence[Message], options: GenerationOptions, on_round: OnRound) -> Parts:
         with _held_interrupts() as interrupted:

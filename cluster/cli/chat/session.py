@@ -100,7 +100,7 @@ class ChatSession:
 
     def _choose_drafters(self, names: tuple[str, ...]) -> None:
         known = self.backend.sources
-        chosen = expand_drafters(names, acceptance=self.backend.acceptance, pools=pools_of(known or ()))
+        chosen = expand_drafters(names, pools=pools_of(known or ()))
         for name in () if names == (AUTO,) else chosen:
             if known and name not in known:
                 limit = f"this engine was made with {', '.join(known)}; or write {AUTO}, {NONE}"

@@ -50,7 +50,7 @@ def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
     """Raises InvalidRequest for drafters that do not run, or cannot draft, here: the call would silently get no
     drafts."""
     pools = pools_of(model.drafters)
-    expand_drafters(names, acceptance=model.acceptance, pools=pools, field="speculation.drafters")
+    expand_drafters(names, pools=pools, field="speculation.drafters")
     for name in names:
         if name not in (AUTO, NONE, *model.drafters):
             have = ", ".join(model.drafters) or "no drafters"

@@ -52,11 +52,6 @@ def test_drafters_without_the_draft_model_start_no_draft_workers_and_build_nothi
     assert planned.num_cpus == plan(model, "none", ["auto"]).num_cpus
 
 
-def test_a_cluster_of_another_rule_tells_its_gateways(model):
-    assert served_model(plan_of(model, {"acceptance": "rejection"}, {"model": "none"})).acceptance == "rejection"
-    assert served_model(plan(model, "none", ["auto"])).acceptance == "coupled"
-
-
 def test_drafting_ahead_is_for_workers_that_have_a_gpu_unless_it_is_set(model):
     planned = plan(model, model, ["draft_model"])
     assert planned.draft_ahead == 0

@@ -158,6 +158,27 @@ def test_the_chain_is_what_the_model_draws_whatever_was_accepted(models, kind, s
     check_integrity(engine._ouroboros.pool)
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_under_rejection_the_chain_is_greedy_for_every_seed_beside_drafts_that_are_drawn(models, sampling):
+    """Noise that a chain knew could decide how late it is, and so which rule judges the tokens of that noise."""
+    engine = engine_of(models)
+    penalty = {"presence_penalty": sampling.get("presence_penalty", 0.0)}
+    without = SamplingParams(seed=0, temperature=0.0, **penalty)
+    params = [SamplingParams(seed=seed, **sampling, acceptance="rejection") for seed in range(3)]
+    params.append(SamplingParams(seed=3, **sampling))
+    drawing = [Drawing(models["llama"], one, 9, torch.arange(VOCAB)) for one in (*[without] * 3, params[3])]
+    texts, known = [list(PROMPTS[1]) for _ in params], [0] * len(params)
+    for round_id in range(4):
+        items = [item(i, text, known[i], params[i], 9) for i, text in enumerate(texts)]
+        for index, tree in enumerate(engine.draft(DraftBatch(round_id, items)).trees):
+            assert tree.probs is None
+            wanted = drawing[index].continuation(texts[index], GAMMA)
+            assert chain_of(tree)[:GAMMA] == wanted
+            known[index] = len(texts[index])
+            texts[index] += [*wanted[:round_id], (7 * round_id + index) % VOCAB]
+        check_integrity(engine)
+
+
 @pytest.mark.parametrize("by", ["confidence", "worth"])
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
 def test_no_forward_is_made_after_an_unlikely_chain_and_later_drafts_are_right(models, sampling, by):
@@ -421,16 +442,12 @@ def test_a_draft_without_room_is_empty_and_the_next_one_is_not(models):
     assert engine.pool.num_free == engine.pool.num_blocks
 
 
-def test_masked_tokens_are_no_guesses_and_rejection_has_its_own_chains(models):
+def test_masked_tokens_are_no_guesses(models):
     engine = engine_of(models)
     only = SamplingParams(seed=1, temperature=1.0, top_k=1)
-    rejection = SamplingParams(seed=1, temperature=1.0, acceptance="rejection")
-    items = [item(1, PROMPTS[1], 0, only, 9), item(2, PROMPTS[1], 0, rejection, 9)]
-    chain, other = engine.draft(DraftBatch(1, items)).trees
+    (chain,) = engine.draft(DraftBatch(1, [item(1, PROMPTS[1], 0, only, 9)])).trees
     assert chain.confidence[:GAMMA].tolist() == [1.0] * GAMMA
     assert chain.probs is None
-    assert other.probs is not None
-    assert other.parents.tolist() == list(range(-1, len(other.parents) - 1))
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,9 @@ def test_under_rejection_each_token_has_all_the_mass_of_its_distribution():
     assert tree.probs.token_ids.tolist() == tree.token_ids.tolist()
     assert tree.probs.probs.tolist() == [1.0] * len(tree.token_ids)
     assert ask(engine(), item(1, "the cat and")).trees[0].probs is None
+    by_lookahead = msgspec.structs.replace(item(1, "the cat and", params=params), method="lookahead")
+    (certain,) = ask(engine(), by_lookahead).trees
+    assert (certain.token_ids.tolist(), certain.probs) == (tree.token_ids.tolist(), None)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 2.0, 8.0, 30.0])

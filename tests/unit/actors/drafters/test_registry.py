@@ -151,33 +151,6 @@ def test_none_beside_another_drafter_is_an_error_that_names_the_field() -> None:
     assert caught.value.field == "speculation.drafters"
 
 
-@pytest.mark.parametrize("names", [("ouroboros",), ("ouroboros", "ouroboros")])
-def test_names_of_which_none_can_draft_under_rejection_are_an_error_that_says_what_can(names: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidRequest, match="under acceptance 'rejection' there is no ouroboros") as caught:
-        expand_drafters(names, acceptance="rejection", field="speculation.drafters")
-    assert (caught.value.field, caught.value.value) == ("speculation.drafters", ", ".join(names))
-    assert expand_drafters(names) == ("ouroboros",)
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        (),
-        ("none",),
-        ("auto",),
-        ("suffix", "auto"),
-        ("draft_model",),
-        ("suffix",),
-        ("lookahead",),
-        ("eagle", "ouroboros"),
-    ],
-)
-@pytest.mark.parametrize("has_draft_model", [True, False])
-def test_under_rejection_other_names_mean_what_they_always_do(names: tuple[str, ...], has_draft_model: bool) -> None:
-    wanted = expand_drafters(names, has_draft_model=has_draft_model)
-    assert expand_drafters(names, has_draft_model=has_draft_model, acceptance="rejection") == wanted
-
-
 @pytest.mark.parametrize("names", [("suffx",), ("auto", "contract"), ("SUFFIX",)])
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(names: tuple[str, ...]) -> None:
     with pytest.raises(InvalidRequest) as caught:

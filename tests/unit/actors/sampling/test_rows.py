@@ -48,6 +48,22 @@ def counted(params: SamplingParams, prompt: list[int], output: list[int]) -> dic
     return {token: (divisor[token].tobytes(), subtrahend[token].tobytes(), bias[token].tobytes()) for token in told}
 
 
+def test_rows_without_noise_are_those_of_temperature_zero():
+    hot, cold = ({"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1}, {"temperature": 0.0})
+    rows = []
+    for options in (hot, cold):
+        sampling = SequenceSampling(SamplingParams(seed=3, presence_penalty=0.5, **options), 0)
+        sampling.extend(np.array([4, 2, 4]))
+        rows.append(rows_for([sampling], np.zeros(2, np.int64), np.array([3, 4]), [np.array([1]), np.array([4, 1])]))
+    one = rows[0].without_noise(np.array([False, True]))
+    assert (one.is_hot.tolist(), one.truncates.tolist()) == ([True, False], [True, False])
+    assert one.records[0] == rows[0].records[0]
+    for name in ("temperature", "flags", "begin", "end", "own_begin", "own_end"):
+        assert one.records[1][name] == rows[1].records[1][name]
+    assert one.adjustments is rows[0].adjustments
+    assert rows[0].is_hot.all()
+
+
 @given(st.lists(sequences(), min_size=1, max_size=5), st.lists(st.integers(1, 7), max_size=8))
 def test_rows_of_trees_have_the_bits_of_counting_their_own_tokens(drawn, pieces):
     samplings = [SequenceSampling(params, num_prompt) for params, _, num_prompt, _, _ in drawn]

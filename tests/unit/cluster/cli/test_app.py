@@ -206,14 +206,6 @@ def test_a_model_or_drafter_that_cannot_be_is_named(refuse, tiny_model_dir, opti
     assert expected in refuse("generate", "--prompt", "x", *arguments)
 
 
-def test_under_rejection_drafters_that_cannot_draft_are_named(refuse, free_ports, tiny_model_dir):
-    expected = "drafters is 'ouroboros'; under acceptance 'rejection' there is no ouroboros"
-    rejection = ("--acceptance", "rejection", "--drafter", "ouroboros")
-    assert refuse("generate", "--prompt", "x", "--model", tiny_model_dir, *rejection).startswith(expected)
-    settings = ["--set", "speculation.acceptance=rejection", "--set", "speculation.drafters=[ouroboros]"]
-    assert refuse("serve", *free_ports, *settings).startswith(f"speculation.{expected}")
-
-
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [

@@ -188,17 +188,6 @@ async def test_the_defaults_are_those_of_openai_and_every_parameter_arrives(clie
     assert router.requests[-1].sampling.top_k == 0
 
 
-async def test_under_rejection_drafters_that_cannot_draft_are_refused_by_name(client, service, router):
-    service.model = replace(MODEL, acceptance="rejection")
-    error = error_of(await complete(client, speculation={"drafters": ["ouroboros"]}), 400)
-    assert error["param"] == "speculation.drafters"
-    assert "is 'ouroboros'; under acceptance 'rejection' there is no ouroboros" in error["message"]
-    assert router.requests == []
-    for drafters in (["auto"], ["none"], ["draft_model"], ["suffix", "draft_model"], ["suffix"]):
-        assert (await complete(client, speculation={"drafters": drafters})).status_code == 200
-    assert (await complete(client)).status_code == 200
-
-
 async def test_a_request_may_name_a_further_draft_model_of_the_cluster(client, service, router):
     service.model = replace(MODEL, drafters=(*MODEL.drafters, "draft_model.code"))
     await complete(client, speculation={"drafters": ["draft_model.code"]})

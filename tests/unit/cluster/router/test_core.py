@@ -704,6 +704,25 @@ def wrong_first(target):
     return worker
 
 
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_under_rejection_a_lookahead_worker_has_trees_but_none_of_drawn_tokens(is_drawn):
+    """Its tokens follow from the text, so their confidence may end a draft, and the coupled rule judges them."""
+    target = Scripted(list(range(5, 40)))
+    core = make_core(rejection(), speculation=SpeculationConfig(drafters=("ouroboros",)), workers=["w"])
+    tree = chain_with_probs([5, 6, 40], [0.9, 0.8, 0.7])
+    round, _ = core.plan_round(0.0)
+    (item,) = round.asked.batches["w"].items
+    assert (item.method, item.max_nodes, item.max_depth) == ("lookahead", 16, 4)
+    assert item.min_confidence > 0.0
+    draft = answer_with(tree if is_drawn else msgspec.structs.replace(tree, probs=None))
+    batch = core.assemble(round, {"w": draft("w", round.asked.batches["w"])})
+    assert batch.items[0].tree.token_ids.tolist() == ([] if is_drawn else [5, 6, 40])
+    assert batch.items[0].tree.probs is None
+    assert core.counters.invalid_trees["ouroboros"] == is_drawn
+    core.commit(round, target.verify(batch), 0.0)
+    assert core.counters.accepted_tokens["ouroboros"] == (0 if is_drawn else 2)
+
+
 def lookahead_core(*requests):
     return make_core(*requests, speculation=SpeculationConfig(drafters=("ouroboros",)), workers=["w"])
 

@@ -137,16 +137,6 @@ def test_a_wrong_command_is_one_clear_line_and_changes_nothing(chat, line, expec
     assert chat.session.num_failures == 1
 
 
-def test_under_rejection_only_drafters_that_can_draft_are_taken(chat):
-    chat.session.backend.acceptance = "rejection"
-    expected = "drafters is 'ouroboros'; under acceptance 'rejection' there is no ouroboros"
-    assert chat("/drafters ouroboros")[1].startswith(expected)
-    assert chat.session.options == OPTIONS
-    for names in (("suffix", "draft_model"), ("suffix",)):
-        chat(f"/drafters {','.join(names)}")
-        assert chat.session.options.drafters == names
-
-
 @pytest.mark.parametrize(
     ("line", "fields"),
     [
