@@ -250,6 +250,8 @@ class VerifyItem(msgspec.Struct, frozen=True, array_like=True):
     head_nodes: int = -1
     head_min_confidence: float = 0.0  # of the head's nodes that it drafts behind, except the root
     head_worth: np.ndarray = msgspec.field(default_factory=no_worth)  # of a forward of the head, the same of all items
+    # Levels that a head should expand whose launches do not wait for confidences, the same of all items; None: all.
+    head_levels: int | None = None
 
     @property
     def tree(self) -> DraftTree:
@@ -340,6 +342,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     # Its launches were not yet recorded: `elapsed_s` does not tell how long a round of its rows takes.
     is_new_shape: bool = False
     head_is_parallel: bool = False  # whether one forward of the head gives trees of any depth
+    head_forwards: int = 0  # of the head for `drafts`, one after the other
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

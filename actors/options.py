@@ -54,7 +54,7 @@ class EagleOptions(Options):
     """How far an EAGLE tree may grow."""
 
     depth: EagleDepth = DEFAULT_EAGLE_DEPTH
-    """Levels that are expanded."""
+    """Most levels that are expanded."""
     top_k: EagleTopK = DEFAULT_EAGLE_TOP_K
     """Children of a node, and expanded nodes of a level."""
 

@@ -1,7 +1,8 @@
 """Grows the trees of a draft head on an accelerator, by launches that read nothing of the host.
 
 The same trees as `eagle_drafter` grows on the host. Every tree expands `top_k` nodes in every level, so that shapes do
-not depend on scores; nodes that cannot be among the likeliest are expanded in vain, since a child scores no higher.
+not depend on scores; nodes that cannot be among the likeliest are expanded in vain, since a child scores no higher. The
+number of levels is known before the launch.
 """
 
 from __future__ import annotations
@@ -64,6 +65,17 @@ class Sent(NamedTuple):
     ends: torch.Tensor  # int32 [trees]: slots of the context
     slots: torch.Tensor  # int64 [depth, trees * top_k]
     tables: torch.Tensor  # int32 [trees, slots]: contexts, and then the scratch slots
+
+
+def level_tier(levels: int | None, depth: int) -> int:
+    """Levels to expand where `levels` pay on average, None: all; at least 1 and at most `depth`.
+
+    Out of the whole depth, its half, quarter and eighth, so that few shapes are recorded, and rounded up. What a level
+    brings falls by about the same factor from each to the next: levels too many cost less than as many too few.
+    """
+    if levels is None:
+        return depth
+    return next((tier for part in (8, 4, 2) if (tier := -(-depth // part)) >= levels), depth)
 
 
 def root_parts(roots: Sequences[Root], depth: int, top_k: int, padding_slot: int) -> list[Part]:

@@ -3,8 +3,8 @@
 After each round the head runs over the positions with new features, then grows a tree: the `top_k` likeliest children
 of each of a level's `top_k` likeliest nodes, for `depth` levels. The likeliest nodes of all are kept (EAGLE-2, Li et
 al. 2024, arXiv:2406.16858). On the host, the tree ends where no node reaches the least confidence that the router asks
-for; on an accelerator all levels are computed, since shapes must not depend on scores. Only committed positions keep
-keys and values.
+for, or a level does not pay. On an accelerator the number of levels is chosen before the launch, since shapes must not
+depend on scores. Only committed positions keep keys and values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from actors.draft_tree import DraftTree
 from actors.draft_worth import no_worth, pays
-from actors.eagle.device_growth import Level, Root, Sent, candidates, grow, num_nodes, root_parts
+from actors.eagle.device_growth import Level, Root, Sent, candidates, grow, level_tier, num_nodes, root_parts
 from actors.eagle.head_drafter import HeadDrafter, pack
 from actors.engine.arena import Arena, Part
 from actors.engine.batch import PackedBatch
@@ -124,18 +124,20 @@ class EagleDrafter(HeadDrafter):
         grown = [([trees[index] for index in group], last_rows[group]) for group in groups]
         if self._arena is None:
             hidden = self._forward(batch, self.tap.take(1 + int(feature_rows.max())), feature_rows)
-            for group_trees, root_rows in grown:
-                self._grow(group_trees, hidden, root_rows)
+            levels = max([self._grow(group_trees, hidden, root_rows) for group_trees, root_rows in grown], default=0)
         else:
-            self._run_on_device(self._arena, batch, feature_rows, grown, may_record=len(growing) == len(asked))
+            levels = level_tier(asked[growing[0]].levels, self.options.depth) if growing else 0
+            may_record = len(growing) == len(asked)
+            self._run_on_device(self._arena, batch, feature_rows, grown, levels, may_record)
+        self.num_forwards = 1 + levels if growing else 0
         self._is_known[batch.slots] = True
         return [trees[index].best() if index in trees else DraftTree.empty() for index in range(len(asked))]
 
     def _top_k(self, trees: Sequences[_Tree]) -> int:
         return min(self.options.top_k, max(tree.max_nodes for tree in trees), self._outputs.num_outputs)
 
-    def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray) -> None:
-        """hidden [rows, h]; root_rows int64 [trees]: those of the roots."""
+    def _grow(self, trees: Sequences[_Tree], hidden: torch.Tensor, root_rows: np.ndarray) -> int:
+        """Returns how many levels were expanded. hidden [rows, h]; root_rows int64 [trees]: those of the roots."""
         top_k = self._top_k(trees)
         hidden = hidden[self._index(root_rows)]
         scores, tokens = self._children(hidden, len(trees), top_k)
@@ -146,10 +148,10 @@ class EagleDrafter(HeadDrafter):
         for level in range(1, self.options.depth + 1):
             active = [index for index, tree in enumerate(trees) if len(tree.frontier)]
             if not active:
-                return
+                return level - 1
             growing = [trees[index] for index in active]
             if not pays(growing[0].worth, np.exp(np.concatenate([tree.scores[tree.frontier] for tree in growing]))):
-                return
+                return level - 1
             batch = self._pack_frontiers(growing, level)
             hidden = self._forward(batch, hidden, np.concatenate([feature_rows[index] for index in active]))
             scores, tokens = self._children(hidden, batch.num_rows, top_k)
@@ -167,6 +169,7 @@ class EagleDrafter(HeadDrafter):
                 )
                 feature_rows[index] = first_row + (tree.frontier - first_child) // width
                 first_row = own.stop
+        return self.options.depth
 
     def _pack_frontiers(self, trees: Sequences[_Tree], level: int) -> PackedBatch:
         sights = [tree.expand() for tree in trees]
@@ -196,14 +199,15 @@ class EagleDrafter(HeadDrafter):
         batch: PackedBatch,
         feature_rows: np.ndarray,
         groups: Sequences[tuple[Sequences[_Tree], np.ndarray]],
+        levels: int,
         may_record: bool,
     ) -> None:
         """Compute the rows and grow groups of trees from root rows, int64 [trees]: one copy up, launches that read
-        nothing of the host, and one copy down."""
+        nothing of the host, and one copy down. levels: to expand, at most the depth."""
         more = [Part(feature_rows, (row_tier(batch.num_rows),))]
         top_ks = [self._top_k(trees) for trees, _ in groups]
         for (trees, root_rows), top_k in zip(groups, top_ks, strict=True):
-            more += root_parts(_roots(trees, root_rows), self.options.depth, top_k, self._kv.padding_slot)
+            more += root_parts(_roots(trees, root_rows), levels, top_k, self._kv.padding_slot)
         nothing = np.empty((2, 0), np.int64)
         inputs = send_inputs(arena, batch, nothing[0], 1, nothing, self._kv.padding_slot, more)
         size = len(Sent._fields)
@@ -229,7 +233,7 @@ class EagleDrafter(HeadDrafter):
             return
         values = grown.cpu().numpy()
         for (trees, _), roots, top_k in zip(groups, sent, top_ks, strict=True):
-            shape = (3, len(roots.root_rows), num_nodes(self.options.depth, top_k))
+            shape = (3, len(roots.root_rows), num_nodes(levels, top_k))
             own, values = values[: math.prod(shape)].reshape(shape), values[math.prod(shape) :]
             for tree, tokens, parents, scores in zip(trees, *candidates(own, len(trees)), strict=True):
                 tree.tokens, tree.parents, tree.scores = tokens, parents, scores

@@ -73,6 +73,7 @@ class HeadDrafter(Drafter[HeadRows]):
         is_accelerated = (attention or choose_attention(device)) == "triton_tree"
         self._arena = Arena(device) if is_accelerated else None
         self.launches: RecordedLaunches | None = None
+        self.num_forwards = 0
         # On the host, shapes of the next level depend on scores.
         agree = num_ranks > 1 and not is_accelerated
         self._outputs = HeadOutputs(head, model.get_output_embeddings(), agree)

@@ -63,6 +63,7 @@ class OnePassDrafter(HeadDrafter):
         trees: list[DraftTree] = []
         for first in range(0, len(asked), self._trees_at_a_time):
             trees += self._propose(asked[first : first + self._trees_at_a_time], features)
+        self.num_forwards = int(any(part.max_nodes for part in asked))
         return trees
 
     def _propose(self, asked: Sequences[HeadRows], features: list[tuple[torch.Tensor, ...]]) -> list[DraftTree]:

@@ -43,6 +43,7 @@ class BegunRound:
     drafted_seq_ids: list[int] = field(default_factory=list)
     drafts: list[DraftTree] = field(default_factory=list)
     head_s: float = 0.0
+    head_forwards: int = 0  # as in `VerifyResult`
 
     @property
     def ready(self) -> list[VerifyItem]:

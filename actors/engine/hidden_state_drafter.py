@@ -25,12 +25,14 @@ class HeadRows:
     max_nodes: int  # limit of the tree after the last token; 0: no tree
     min_confidence: float = 0.0  # path probability from which a node may be drafted behind
     worth: np.ndarray = field(default_factory=no_worth)  # of a forward, as of `draft_worth.pays`; the same of all
+    levels: int | None = None  # to expand where launches do not wait for confidences; the same of all; None: all
 
 
 class HiddenStateDrafter(Protocol):
     """Has keys and values in the same slots as the target, and drafts from features of the last rows."""
 
     is_parallel: bool  # whether one forward gives trees of any depth
+    num_forwards: int  # for the trees of the last `propose`, one after the other; 0: there was none to grow
     tap: FeatureTap  # on the target's model
     launches: RecordedLaunches | None  # given by the engine where it records its own
 

@@ -248,6 +248,7 @@ class TargetEngine:
             head_s=begun.head_s,
             is_new_shape=begun.is_new_shape,
             head_is_parallel=self.eagle_head is not None and self.eagle_head.is_parallel,
+            head_forwards=begun.head_forwards,
         )
 
     def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[int], Trees]:
@@ -285,6 +286,7 @@ class TargetEngine:
                 if rows.max_nodes > 0:
                     begun.drafted_seq_ids.append(parts[place].rows.sequence.seq_id)
                     begun.drafts.append(tree)
+            begun.head_forwards = head.num_forwards
         except Exception:
             if self._num_ranks > 1:
                 raise
@@ -351,6 +353,7 @@ def _head_rows(part: _Part, emitted: tuple[int, np.ndarray] | None) -> HeadRows:
         max_nodes=part.item.head_nodes if part.emits else 0,
         min_confidence=part.item.head_min_confidence,
         worth=part.item.head_worth,
+        levels=part.item.head_levels,
     )
 
 

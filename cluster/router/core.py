@@ -514,4 +514,5 @@ def _verify_item(round: Round, entry: RoundEntry) -> VerifyItem:
         head_nodes=entry.head_nodes,
         head_min_confidence=round.asked.head_min_confidence,
         head_worth=round.asked.head_worth,
+        head_levels=round.asked.head_levels,
     )

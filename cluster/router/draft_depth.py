@@ -36,7 +36,6 @@ _PRIOR = 4.0  # nodes that a first guess counts as: of `a`, of k, and of each kn
 _FIRST_SHARE = 0.7
 _FIRST_LEVEL = 0.1  # time of a draft forward, as a share of the target's, before one was measured
 _TRIALS, _HITS = 0, 1  # rows of counts: judged nodes with about a knot's confidence, and right ones among them
-_NOTHING = np.empty(0, np.int32)
 
 
 class DraftCosts(NamedTuple):
@@ -146,11 +145,6 @@ def num_right(tree: DraftTree, emitted: np.ndarray) -> int:
     """Nodes of a tree that the target has emitted; 0 for a tree that is not sound. emitted: int32."""
     is_right, levels = judge(tree, emitted)
     return int((is_right == 1).sum()) if levels else 0
-
-
-def num_levels(tree: DraftTree) -> int:
-    """Nodes of the longest path; 0 for a tree that is not sound."""
-    return judge(tree, _NOTHING)[1]
 
 
 def warm_up() -> None:

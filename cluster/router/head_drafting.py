@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from actors.draft_tree import DraftTree
 from actors.messages import VerifyResult
-from cluster.router.draft_depth import DraftCosts, num_levels
+from cluster.router.draft_depth import DraftCosts
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
 
@@ -37,9 +37,11 @@ class HeadDrafting:
         if asking and round.traffic.head_wait.pays(round.size.num_emitting):
             round.asked.head = True
             tokens_per_s = round.traffic.head_wait.tokens_per_s(round.size.num_emitting) or 0.0
-            costs = costs_of(round, tokens_per_s)
-            round.asked.head_min_confidence = round.traffic.head_depth.min_confidence(costs.row_price)
-            round.asked.head_worth = round.traffic.head_depth.worth(costs)
+            costs, depth = costs_of(round, tokens_per_s), round.traffic.head_depth
+            round.asked.head_min_confidence = depth.min_confidence(costs.row_price)
+            round.asked.head_worth = depth.worth(costs)
+            # The first tokens of the trees come of the forward that reads the round's own.
+            round.asked.head_levels = depth.paying_levels(costs, len(asking), max(most for _, most in asking)) - 1
             for entry, most in asking:
                 entry.head_nodes = most
 
@@ -60,8 +62,8 @@ class HeadDrafting:
             if (tree := _tree_of(entry)) is not None:
                 round.traffic.head_depth.observe_tree(tree, entry.sequence.tokens(first))
         if all(entry.rows <= 1 for entry in round.entries if entry.head_nodes >= 0):  # else it computed prompts, too
-            levels = max(map(num_levels, result.drafts), default=0)
-            round.traffic.head_depth.observe_answer(result.head_s, levels, is_parallel=result.head_is_parallel)
+            is_parallel = result.head_is_parallel
+            round.traffic.head_depth.observe_answer(result.head_s, result.head_forwards, is_parallel=is_parallel)
         self._keep(round, result)
 
     def _keep(self, round: Round, result: VerifyResult) -> None:

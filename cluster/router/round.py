@@ -91,6 +91,7 @@ class AskedDrafters:
     head: bool = False  # the head drafts; otherwise it only reads the rows
     head_min_confidence: float = 0.0  # of nodes that the head drafts behind
     head_worth: np.ndarray = field(default_factory=no_worth)  # of a forward of the head
+    head_levels: int | None = None  # as in `VerifyItem`
 
     @property
     def draft_model(self) -> bool:

@@ -215,9 +215,10 @@ class KnownTargetWithHead(KnownTarget):
                 text = [*self._texts[verdict.seq_id], *path, verdict.next_token]
                 replays.append(self._drafts.after(text, item.head_nodes, self._most_levels, item.head_min_confidence))
                 seq_ids.append(verdict.seq_id)
-        self.head_s = grow(replays, batch.items[0].head_worth if batch.items else no_worth()) * self._level_s
+        num_forwards = grow(replays, batch.items[0].head_worth if batch.items else no_worth())
+        self.head_s = num_forwards * self._level_s
         trees = [replay.tree.finished() for replay in replays]
-        return msgspec.structs.replace(result, drafted_seq_ids=seq_ids, drafts=trees)
+        return msgspec.structs.replace(result, drafted_seq_ids=seq_ids, drafts=trees, head_forwards=num_forwards)
 
 
 def timed_verify(engine: LocalEngine, batch: VerifyBatch) -> VerifyResult:

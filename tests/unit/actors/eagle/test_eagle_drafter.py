@@ -4,6 +4,7 @@ Covers `actors.engine.feature_tap` and `actors.engine.hidden_state_drafter`, too
 """
 
 import math
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from actors.draft_tree import DraftTree
 from actors.eagle import head_drafter
+from actors.eagle.device_growth import level_tier, num_nodes
 from actors.eagle.eagle_drafter import EagleDrafter
 from actors.eagle.head_loading import load_eagle_head
 from actors.engine import model_runner
@@ -292,14 +294,51 @@ def test_nodes_below_the_least_confidence_are_not_drafted_behind(tmp_path, name,
     text = Text(1, [5, 9, 33, 2, 9, 33, 7], nodes=30)
     for _ in range(4):
         levels.clear()
-        run(engine, [text], msgspec.structs.replace(text.item(draft=text.tree), head_min_confidence=min_confidence))
+        item = msgspec.structs.replace(text.item(draft=text.tree), head_min_confidence=min_confidence)
+        result = run(engine, [text], item)
         wanted = reference.tree(text.tokens, 5, 4, 30, min_confidence)
         assert likely_paths(text.tree) == pytest.approx(wanted, rel=1e-2, abs=1e-6)
         assert len(levels) == max(map(len, wanted))  # no forward but for nodes that come out
+        assert result.head_forwards == len(levels)
     levels.clear()
     nothing = np.array([0.0, 1.0, 0.0, 0.9], np.float32)  # a sure node brings less than the price of a level
     run(engine, [text], msgspec.structs.replace(text.item(draft=text.tree), head_worth=nothing))
     assert len(levels) == 1
+
+
+@pytest.mark.parametrize("depth", range(1, 33))
+def test_levels_that_pay_are_rounded_up_to_few_different_numbers(depth):
+    tiers = [level_tier(levels, depth) for levels in range(2 * depth)]
+    assert tiers == sorted(tiers)
+    assert tiers[0] >= 1  # what follows right tokens is learnt in any case
+    assert all(min(levels, depth) <= tier <= max(2 * levels, tiers[0]) for levels, tier in enumerate(tiers))
+    assert tiers[-1] == level_tier(None, depth) == depth
+    assert len(set(tiers)) <= 4
+
+
+def test_a_device_expands_as_many_levels_as_it_is_told_and_drafts_the_beginning_of_the_full_tree(
+    tmp_path, triton_device
+):
+    depth, top_k = 4, 2
+    place = Place("triton_tree", str(triton_device))
+    engine = make_engine(tmp_path, "eagle3 reduced", place=place, depth=depth, top_k=top_k)
+    reference = Reference("eagle3 reduced")
+    drafted = {}
+    for levels in (None, 0, 2, 3, 9):  # some of them with the keys and values of a deeper tree in the scratch slots
+        text = Text(1, [5, 9, 33, 2, 9, 33, 7], num_nodes(depth, top_k))
+        run(engine, [text], msgspec.structs.replace(text.item(), head_levels=levels), finished=[1])
+        draft = true_tree(reference.model, text.tokens)
+        result = run(engine, [text], msgspec.structs.replace(text.item(draft=draft), head_levels=levels))
+        expanded = level_tier(levels, depth)
+        assert result.head_forwards == 1 + expanded
+        assert_tree(text, reference, expanded, top_k)
+        drafted[levels] = likely_paths(text.tree)
+    assert drafted[None] == drafted[3] == drafted[9]
+    for levels in (0, 2):
+        most = 1 + level_tier(levels, depth)
+        assert drafted[levels] == pytest.approx(
+            {path: share for path, share in drafted[None].items() if len(path) <= most}, rel=1e-5
+        )
 
 
 def test_trees_grow_in_several_goes_when_there_are_many(tmp_path, monkeypatch, place):
@@ -404,6 +443,42 @@ def test_a_tree_on_a_device_takes_one_copy_up_and_one_down_whatever_its_depth(tm
     assert mode.counts["waits"] == 0
 
 
+class Keys(RecordedLaunches):
+    """Records nothing, and keeps what would be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(OpGraphs())
+        self.launched: list[Hashable] = []
+
+    def run(self, key, launch):
+        self.launched.append(key)
+        return launch()
+
+
+def test_launches_have_as_many_shapes_as_there_are_tiers_whatever_pays(tmp_path):
+    pytest.importorskip("triton", reason="Triton is not installed; its wheels are for Linux")
+    model = target_model()
+    save_eagle_head(tmp_path, model.config, head_tensors("eagle3", model))
+    head = load_eagle_head(tmp_path, model.config)
+    options = EagleOptions(depth=7, top_k=4)
+    drafter = EagleDrafter(model.to("meta"), head.to("meta"), 64, options, attention="triton_tree")
+    drafter.launches = keys = Keys()
+    slots, kernels = np.arange(9), {}
+    for levels in (None, *range(10), 3, 0):
+        drafter.tap.open()
+        with torch.inference_mode():
+            model(torch.zeros((1, 9), dtype=torch.int64, device="meta"), paged_plan=None)
+        with counted() as mode, torch.inference_mode():
+            drafter.propose([HeadRows(0, slots + 1, slots, slots, max_nodes=8, levels=levels)] * 2)
+        kernels[levels] = mode.counts["kernels"]
+    by_levels = dict(zip((None, *range(10)), keys.launched, strict=False))
+    assert len(set(keys.launched)) == 4
+    assert {levels for levels, key in by_levels.items() if key == by_levels[None]} == {None, *range(5, 10)}
+    assert kernels[1] < kernels[2] < kernels[4] < kernels[7]
+    # A level takes as many launches as any other.
+    assert (kernels[2] - kernels[1]) * 3 == kernels[7] - kernels[4]
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "eagle3" else pytest.mark.slow) for name in HEAD_KINDS]
 )
@@ -432,7 +507,10 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
         rounds = []
         for number in range(9):
             drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
-            run(engine, texts, *[text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)])
+            # Few levels and many, so that each is recorded.
+            items = [text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)]
+            levels = 1 if number % 2 else None
+            run(engine, texts, *[msgspec.structs.replace(item, head_levels=levels) for item in items])
             rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])
         said.append(rounds)
     assert said[0] == said[1]

@@ -148,6 +148,7 @@ def rounds(
             known[index] = len(text)
         result = engine.verify(VerifyBatch(number, items))
         assert result.head_is_parallel
+        assert result.head_forwards == (len(result.drafts) > 0)
         for verdict in result.verdicts:
             if verdict.next_token >= 0:
                 own, path = items[verdict.seq_id - 1].tree, verdict.path

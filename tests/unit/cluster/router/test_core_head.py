@@ -42,7 +42,11 @@ class TargetWithHead(ToyTarget):
                 drafts.append(chain(self.text_after(text, item.head_nodes)))
         asked = any(item.head_nodes > 0 for item in batch.items)
         result = msgspec.structs.replace(
-            result, drafted_seq_ids=drafted, drafts=drafts, head_s=self.head_s if asked else 0.0
+            result,
+            drafted_seq_ids=drafted,
+            drafts=drafts,
+            head_s=self.head_s if asked else 0.0,
+            head_forwards=max(map(len, drafts), default=0),
         )
         return self.spoil(result)
 
@@ -168,6 +172,38 @@ def test_a_level_must_bring_the_more_the_more_it_costs(spoil):
         assert told[-1] == 0.0
     else:
         assert told[0] < told[1] < told[-1]
+
+
+def right_for(count):
+    """Trees whose tokens beyond the first `count` are wrong."""
+
+    def change(tree):
+        wrong = (tree.token_ids[count:] + 1) % VOCAB_SIZE
+        return chain([*tree.token_ids[:count].tolist(), *wrong.tolist()])
+
+    return with_trees(change)
+
+
+def test_a_head_that_does_not_look_at_confidences_is_told_how_many_levels_pay():
+    """The same number for all sequences, which every rank of a target group gets. The target takes 10 ms."""
+    told = []
+    for head_s in (0.0, 3e-3, 3e-2):
+        core, target = make_core(), TargetWithHead(right_for(3), head_s)
+        asked = []
+        for name, prompt in (("r", (1, 2, 3)), ("s", (4, 5))):
+            core.add(toy_request(name, prompt), 0.0)
+
+        def verify(batch, target=target, asked=asked):
+            if any(item.head_nodes > 0 for item in batch.items):
+                levels = {item.head_levels for item in batch.items}
+                assert len(levels) == 1
+                asked.append((*levels, max(item.head_nodes for item in batch.items)))
+            return target.verify(batch)
+
+        texts_of(toy_serve(core, verify))
+        assert all(0 <= levels < nodes for levels, nodes in asked)
+        told.append(asked[5][0])  # what levels take is known by then
+    assert told[0] > told[1] > told[2] > 0
 
 
 @pytest.mark.parametrize("chunk", [512, 45])  # the prompt ends in the round, or goes on in the next one

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from actors.draft_tree import DraftTree
 from actors.draft_worth import pays
-from cluster.router.draft_depth import DraftCosts, DraftDepth, judge, num_levels
+from actors.eagle.device_growth import level_tier
+from cluster.router.draft_depth import DraftCosts, DraftDepth, judge
 from paceline_testing.drafting import paths_of
 
 FORWARD_S = 1.0  # of the target
@@ -43,8 +44,7 @@ def test_nodes_are_judged_by_their_paths(tree, emitted):
         wanted.append(len(path) <= len(emitted) or None if is_begun_right else False)
     is_right, levels = judge(tree, np.array(emitted, np.int32))
     assert [{1: True, 0: False, -1: None}[right] for right in is_right.tolist()] == wanted
-    assert levels == num_levels(tree)
-    assert num_levels(tree) == max(map(len, paths_of(tree)), default=0)
+    assert levels == max(map(len, paths_of(tree)), default=0)
 
 
 def test_what_costs_nothing_is_drafted_to_the_end_and_what_never_pays_is_not():
@@ -78,7 +78,7 @@ def test_broken_trees_and_times_teach_nothing(parents, confidence):
     depth.observe_answer(0.01, 2)
     before = depth.worth(DraftCosts(50.0, 0.0, FORWARD_S)).tolist()
     broken = DraftTree(np.array([1, 2], np.int32), np.array(parents, np.int32), np.array(confidence, np.float32))
-    assert num_levels(broken) == 0
+    assert judge(broken, np.array([1, 2], np.int32))[1] == 0
     for _ in range(20):
         depth.observe_tree(broken, np.array([1, 2], np.int32))
         depth.observe_tree(chain([float("nan")]), np.array([0], np.int32))
@@ -104,6 +104,9 @@ def test_levels_by_value_are_within_their_limits():
     assert (
         depth.paying_levels(DraftCosts(100.0, 0.0, FORWARD_S), 1, most=8) == 1
     )  # a first guess of what a forward takes
+    free = DraftDepth()
+    free.observe_answer(0.0, 2)
+    assert free.paying_levels(DraftCosts(1e6, 0.0, FORWARD_S), 1, most=8) == 8
     depth.observe_answer(0.01, 2)
     assert depth.paying_levels(DraftCosts(1e6, 0.0, FORWARD_S), 1, most=8) == 1
     assert (
@@ -137,8 +140,11 @@ def fixed_speed(right: np.ndarray, cost_s: float, depth: int) -> float:
     return tokens / (rounds * (FORWARD_S * (1 + ROW_SHARE * depth * sequences) + cost_s * depth))
 
 
-def speed_by_value(confidence: np.ndarray, right: np.ndarray, cost_s: float, is_rejection: bool = False) -> float:
-    """The same by value, learnt from nothing."""
+def speed_by_value(
+    confidence: np.ndarray, right: np.ndarray, cost_s: float, is_rejection: bool = False, is_tiered: bool = False
+) -> float:
+    """The same by value, learnt from nothing. is_rejection: whatever the confidences are; is_tiered: so, and with as
+    many levels as a head on a device expands."""
     depth, tokens, seconds = DraftDepth(), 0.0, 0.0
     for path, is_right in zip(confidence, right, strict=True):
         sequences = len(path)
@@ -146,9 +152,11 @@ def speed_by_value(confidence: np.ndarray, right: np.ndarray, cost_s: float, is_
         rate = max(rate, sequences / FORWARD_S)
         costs = DraftCosts(rate, ROW_SHARE * FORWARD_S * rate, FORWARD_S)
         levels = depth.paying_levels(costs, sequences, most=MOST)
-        depths = np.full(sequences, levels if is_rejection else 1)
+        if is_tiered:
+            levels = 1 + level_tier(levels - 1, MOST - 1)
+        depths = np.full(sequences, levels if is_rejection or is_tiered else 1)
         least, worth = depth.min_confidence(costs.row_price), depth.worth(costs)
-        growing = np.full(sequences, not is_rejection)
+        growing = np.full(sequences, not (is_rejection or is_tiered))
         for level in range(1, MOST):
             growing &= path[:, level - 1] >= least
             if not growing.any() or not pays(worth, path[growing, level - 1]):
@@ -184,3 +192,17 @@ def test_levels_by_value_are_as_fast_as_the_best_fixed_depth(share, cost):
     confidence, right = drafts(share, 1.0, (600, 1), seed=1)
     best = max(fixed_speed(right, cost, fixed) for fixed in range(1, MOST + 1))
     assert speed_by_value(confidence, right, cost, is_rejection=True) > 0.97 * best
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+def test_levels_out_of_few_tiers_lose_little_to_the_best_depth_and_nothing_to_the_whole(sequences, share, cost):
+    """They lose most where not even the fewest levels pay."""
+    confidence, right = drafts(share, 1.0, (300 if sequences == 1 else 60, sequences), seed=1)
+    speeds = {fixed: fixed_speed(right, cost, fixed) for fixed in range(1, MOST + 1)}
+    best = max(speeds, key=lambda fixed: speeds[fixed])
+    own = speed_by_value(confidence, right, cost, is_tiered=True)
+    fewest = 1 + level_tier(0, MOST - 1)
+    assert own > (0.94 if best >= fewest else 0.86) * speeds[best]
+    assert own > (1.1 if share == 0.5 else 0.99) * speeds[MOST]
