@@ -73,17 +73,18 @@ def published_dir(tmp_path_factory) -> Path:
     return path
 
 
-def options_of(path: Path, head: str, ranks: int) -> TargetGroupOptions:
+def options_of(path: Path, head: str, ranks: int, depth: int = 2) -> TargetGroupOptions:
     directory = str(path / head) if head else "none"
     return TargetGroupOptions(
         device="cpu", dtype="float32", kv_cache_tokens=512, block_size=4, tensor_parallel=ranks,
-        eagle_head=MTP_HEAD if head == MTP_HEAD else directory, eagle_depth=2, eagle_top_k=3,
+        eagle_head=MTP_HEAD if head == MTP_HEAD else directory, eagle_depth=depth, eagle_top_k=3,
     )  # fmt: skip
 
 
-def decode(engine) -> tuple[list[list[int]], list[tuple[list[int], list[int]]], int]:
+def decode(engine, levels: int | None = None) -> tuple[list[list[int]], list[tuple[list[int], list[int]]], int]:
     """Texts, the trees of all rounds (tokens and parents) and the number of accepted nodes. Each round verifies what
-    the head has drafted after the one before; the longer prompt comes in chunks."""
+    the head has drafted after the one before; the longer prompt comes in chunks. levels: told to a head on a
+    device."""
     texts, known = [list(prompt) for prompt in PROMPTS], [0, 0]
     trees: list[DraftTree] = [DraftTree.empty()] * len(PROMPTS)
     drafted, accepted = [], 0
@@ -92,7 +93,7 @@ def decode(engine) -> tuple[list[list[int]], list[tuple[list[int], list[int]]], 
         for index, text in enumerate(texts):
             begin = SequenceStart(SAMPLINGS[index], len(PROMPTS[index])) if known[index] == 0 else None
             delta = SequenceDelta(index + 1, known[index], np.array(text[known[index] :], np.int32))
-            items.append(VerifyItem(delta, 12, trees[index], begin, 7))
+            items.append(VerifyItem(delta, 12, trees[index], begin, 7, head_levels=levels))
             known[index] = len(text)
         result = engine.answer(VerifyBatch(number, items))
         for verdict in result.verdicts:
@@ -107,7 +108,7 @@ def decode(engine) -> tuple[list[list[int]], list[tuple[list[int], list[int]]], 
     return texts, drafted, accepted
 
 
-def run_rank(rank: int, ring, answers, path: Path, head: str, attention: str, fails: bool) -> None:
+def run_rank(rank: int, ring, answers, path: Path, head: str, attention: str, fails: bool, levels: int | None) -> None:
     model_runner.choose_attention = head_drafter.choose_attention = lambda device: attention
     engine = build_target_engine(ModelSource("tiny", "tiny", path), options_of(path, head, 2), rank=rank)
     own: list[DraftTree] = []
@@ -133,13 +134,13 @@ def run_rank(rank: int, ring, answers, path: Path, head: str, attention: str, fa
             with pytest.raises(EngineBroken, match="RuntimeError"):
                 decode(leading)
             return
-        answers.put(("said", decode(leading)))
+        answers.put(("said", decode(leading, levels)))
         leading.stop()
     check_integrity(engine)
 
 
-def on_two_ranks(path: Path, head: str, attention: str, fails: bool = False) -> dict:
-    with ranks_at_work(2, run_rank, path, head, attention, fails) as answers:
+def on_two_ranks(path: Path, head: str, attention: str, fails: bool = False, levels: int | None = None) -> dict:
+    with ranks_at_work(2, run_rank, path, head, attention, fails, levels) as answers:
         return {} if fails else dict(answers.get(timeout=ANSWER_WITHIN_S) for _ in range(2))
 
 
@@ -200,6 +201,16 @@ def test_two_ranks_accept_what_a_knowing_head_drafts(knowing_dir, attention):
     wanted = decode(alone)
     assert wanted[2] > ROUNDS
     assert on_two_ranks(knowing_dir, "head", attention)["said"] == wanted
+
+
+@pytest.mark.slow
+def test_two_ranks_expand_the_same_levels_where_not_all_pay(model_dir):
+    source = ModelSource("tiny", "tiny", model_dir)
+    wanted, drafted, _ = decode(build_target_engine(source, options_of(model_dir, "eagle3", 1, depth=1)))
+    said = on_two_ranks(model_dir, "eagle3", "triton_tree", levels=1)
+    texts, trees, _ = said["said"]
+    assert (texts, trees) == (wanted, drafted)
+    assert said["drafts"] == trees
 
 
 def test_a_head_that_fails_on_one_rank_ends_the_group(model_dir):
