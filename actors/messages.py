@@ -343,6 +343,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     is_new_shape: bool = False
     head_is_parallel: bool = False  # whether one forward of the head gives trees of any depth
     head_forwards: int = 0  # of the head for `drafts`, one after the other
+    head_is_new_shape: bool = False  # its launches were not yet recorded: `head_s` does not tell how long they take
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

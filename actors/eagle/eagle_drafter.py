@@ -97,6 +97,7 @@ class EagleDrafter(HeadDrafter):
     def propose(self, asked: Sequences[HeadRows]) -> list[DraftTree]:
         """Run over all rows with the features that `tap` has captured, then grow the trees. Rows with max_nodes 0 get
         an empty tree."""
+        self.launched_new = False
         contexts = [self._context_of(part) for part in asked]
         batch = pack(
             [part.token_ids for part in asked],
@@ -224,11 +225,8 @@ class EagleDrafter(HeadDrafter):
             ]
             return torch.cat(grown) if grown else None
 
-        if self.launches is None or not may_record:
-            grown = launch()
-        else:
-            places = tuple([(part.data_ptr(), part.shape) for of_layer in kept for part in of_layer])
-            grown = self.launches.run((inputs.key, tuple(top_ks), places), launch)
+        places = tuple([(part.data_ptr(), part.shape) for of_layer in kept for part in of_layer])
+        grown = self._launch((inputs.key, tuple(top_ks), places), launch, may_record)
         if grown is None:
             return
         values = grown.cpu().numpy()

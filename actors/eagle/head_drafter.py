@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Sequences
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +29,8 @@ from actors.engine.kv_cache import KvCache
 from actors.engine.recorded_launches import RecordedLaunches
 from actors.engine.row_tiers import row_tier
 from actors.options import AttentionBackend, EagleOptions
+
+Result = TypeVar("Result")
 
 SCRATCH_SLOTS = 4096  # slots for keys and values of drafted tokens
 
@@ -74,6 +78,7 @@ class HeadDrafter(Drafter[HeadRows]):
         self._arena = Arena(device) if is_accelerated else None
         self.launches: RecordedLaunches | None = None
         self.num_forwards = 0
+        self.launched_new = False
         # On the host, shapes of the next level depend on scores.
         agree = num_ranks > 1 and not is_accelerated
         self._outputs = HeadOutputs(head, model.get_output_embeddings(), agree)
@@ -86,6 +91,14 @@ class HeadDrafter(Drafter[HeadRows]):
     def computed(self, slots: np.ndarray) -> None:
         """The target has overwritten these slots (int64), so the head's keys and values there are invalid."""
         self._is_known[slots] = False
+
+    def _launch(self, key: Hashable, launch: Callable[[], Result], may_record: bool) -> Result:
+        """What `launch` returns, recorded if it may be. key: as of `RecordedLaunches.run`."""
+        if self.launches is None or not may_record:
+            return launch()
+        result = self.launches.run(key, launch)
+        self.launched_new |= self.launches.was_new
+        return result
 
     def _context_of(self, part: HeadRows) -> np.ndarray:
         """Slots that the head has keys and values in after these rows, int64."""

@@ -61,6 +61,7 @@ class OnePassDrafter(HeadDrafter):
         max_nodes 0 get an empty tree."""
         features = self.tap.close()
         trees: list[DraftTree] = []
+        self.launched_new = False
         for first in range(0, len(asked), self._trees_at_a_time):
             trees += self._propose(asked[first : first + self._trees_at_a_time], features)
         self.num_forwards = int(any(part.max_nodes for part in asked))
@@ -139,11 +140,8 @@ class OnePassDrafter(HeadDrafter):
             scores, tokens = self._outputs.likeliest(hidden[inputs.logit_rows], top_k)
             return torch.stack([tokens, scores.view(torch.int64)])
 
-        if self.launches is None or not may_record:
-            guessed = launch()
-        else:
-            places = tuple([(part.data_ptr(), part.shape) for of_layer in features for part in of_layer])
-            guessed = self.launches.run((inputs.key, top_k, places), launch)
+        places = tuple([(part.data_ptr(), part.shape) for of_layer in features for part in of_layer])
+        guessed = self._launch((inputs.key, top_k, places), launch, may_record)
         tokens, bits = guessed.cpu().numpy()[:, :count]
         return tokens, np.ascontiguousarray(bits).view(np.float64)
 

@@ -44,6 +44,7 @@ class BegunRound:
     drafts: list[DraftTree] = field(default_factory=list)
     head_s: float = 0.0
     head_forwards: int = 0  # as in `VerifyResult`
+    head_is_new_shape: bool = False  # likewise
 
     @property
     def ready(self) -> list[VerifyItem]:

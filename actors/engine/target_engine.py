@@ -249,6 +249,7 @@ class TargetEngine:
             is_new_shape=begun.is_new_shape,
             head_is_parallel=self.eagle_head is not None and self.eagle_head.is_parallel,
             head_forwards=begun.head_forwards,
+            head_is_new_shape=begun.head_is_new_shape,
         )
 
     def _usable_trees(self, items: Sequences[VerifyItem]) -> tuple[list[int], Trees]:
@@ -286,7 +287,7 @@ class TargetEngine:
                 if rows.max_nodes > 0:
                     begun.drafted_seq_ids.append(parts[place].rows.sequence.seq_id)
                     begun.drafts.append(tree)
-            begun.head_forwards = head.num_forwards
+            begun.head_forwards, begun.head_is_new_shape = head.num_forwards, head.launched_new
         except Exception:
             if self._num_ranks > 1:
                 raise

@@ -14,10 +14,13 @@ from cluster.router.draft_depth import DraftCosts
 from cluster.router.proposals import Proposals
 from cluster.router.round import Emitted, Round, RoundEntry
 
+_MOST_NEW_IN_A_ROW = 64  # results of new shapes; a head records 32 shapes, each of which is new twice
+
 
 class HeadDrafting:
     def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
+        self._new_in_a_row = 0  # results of new shapes, since the last that was of none
 
     def ask(self, round: Round, costs_of: Callable[[Round, float], DraftCosts]) -> None:
         """Have the head draft the next round of sequences that emit, if that pays. It sees prompts in any case;
@@ -61,10 +64,17 @@ class HeadDrafting:
             entry = round.entries[index]
             if (tree := _tree_of(entry)) is not None:
                 round.traffic.head_depth.observe_tree(tree, entry.sequence.tokens(first))
-        if all(entry.rows <= 1 for entry in round.entries if entry.head_nodes >= 0):  # else it computed prompts, too
+        only_drafted = all(entry.rows <= 1 for entry in round.entries if entry.head_nodes >= 0)  # no prompts
+        if only_drafted and self._is_usual(result):
             is_parallel = result.head_is_parallel
             round.traffic.head_depth.observe_answer(result.head_s, result.head_forwards, is_parallel=is_parallel)
         self._keep(round, result)
+
+    def _is_usual(self, result: VerifyResult) -> bool:
+        """Whether the head's time tells what drafts take: its shape is not new, or always is. Counts the call as a
+        result."""
+        self._new_in_a_row = self._new_in_a_row + 1 if result.head_is_new_shape else 0
+        return not 0 < self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
     def _keep(self, round: Round, result: VerifyResult) -> None:
         if not result.drafts or len(result.drafted_seq_ids) != len(result.drafts):

@@ -504,15 +504,17 @@ def test_recorded_drafts_are_those_that_are_launched(tmp_path, monkeypatch, trit
             engine.eagle_head.launches = RecordedLaunches(recorder)  # which counts
         rng = np.random.default_rng(3)
         texts = [Text(number, rng.integers(0, VOCAB, 5 + number).tolist(), nodes=7) for number in (1, 2)]
-        rounds = []
+        rounds, are_new = [], []
         for number in range(9):
             drafts = [text.tree if text.tree is None or number % 3 else text.tree.first(4) for text in texts]
             # Few levels and many, so that each is recorded.
             items = [text.item(draft=draft) for text, draft in zip(texts, drafts, strict=True)]
             levels = 1 if number % 2 else None
-            run(engine, texts, *[msgspec.structs.replace(item, head_levels=levels) for item in items])
+            items = [msgspec.structs.replace(item, head_levels=levels) for item in items]
+            are_new.append(run(engine, texts, *items).head_is_new_shape)
             rounds.append([(text.tokens[:], likely_paths(text.tree)) for text in texts])
         said.append(rounds)
+        assert (any(are_new), all(are_new)) == (is_recorded, False)
     assert said[0] == said[1]
     assert recorder.replays >= 3
 

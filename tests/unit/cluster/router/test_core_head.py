@@ -174,6 +174,25 @@ def test_a_level_must_bring_the_more_the_more_it_costs(spoil):
         assert told[0] < told[1] < told[-1]
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_what_launches_of_a_new_shape_take_is_not_learnt_unless_all_are_new(always):
+    def spoil(result):
+        is_new = always or len(target.asked) % 4 == 0
+        head_s = 1.0 if is_new else 1e-3
+        return msgspec.structs.replace(result, head_s=head_s, head_is_new_shape=is_new)
+
+    core, target = make_core(), TargetWithHead(spoil)
+    core._drafting.head._new_in_a_row = 60  # some come again in time, or four more are enough
+    traffic = None
+    for number in range(4):
+        core.add(toy_request(f"r{number}"), 0.0)
+        while (outcome := toy_round(core, target.verify, number)).round is not None:
+            traffic = outcome.round.traffic if outcome.round.asked.head else traffic
+    level_s = traffic.head_depth.level_s
+    assert level_s is not None
+    assert level_s > 0.01 if always else level_s < 1e-3
+
+
 def right_for(count):
     """Trees whose tokens beyond the first `count` are wrong."""
 
