@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collecting_no_garbage() -> Iterator[None]:
-    """For imports: what they make stays, and looking through it again and again takes a tenth of their time. Threads
-    may do so at once; the first to end ends it for all."""
+    """For imports: what they make stays, and looking through it again and again takes a tenth of their time. For one
+    thread of a process at a time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -342,7 +342,7 @@ class VerifyResult(msgspec.Struct, frozen=True, array_like=True, tag="verified")
     # Its launches were not yet recorded: `elapsed_s` does not tell how long a round of its rows takes.
     is_new_shape: bool = False
     head_is_parallel: bool = False  # whether one forward of the head gives trees of any depth
-    head_forwards: int = 0  # of the head for `drafts`, one after the other
+    head_forwards: int = 0  # of the head for `drafts`: 1 and the levels of the deepest
     head_is_new_shape: bool = False  # its launches were not yet recorded: `head_s` does not tell how long they take
 
 

@@ -32,7 +32,7 @@ class HiddenStateDrafter(Protocol):
     """Has keys and values in the same slots as the target, and drafts from features of the last rows."""
 
     is_parallel: bool  # whether one forward gives trees of any depth
-    num_forwards: int  # for the trees of the last `propose`, one after the other; 0: there was none to grow
+    num_forwards: int  # for the trees of the last `propose`: 1 and the levels of the deepest; 0: there was none to grow
     launched_new: bool  # whether launches of the last `propose` were not yet recorded, as in `RecordedLaunches`
     tap: FeatureTap  # on the target's model
     launches: RecordedLaunches | None  # given by the engine where it records its own

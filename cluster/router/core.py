@@ -468,6 +468,7 @@ class RouterCore:
             sequence.target.is_held = False
 
     def _learn(self, round: Round, result: VerifyResult, emitted: list[Emitted], now: float) -> None:
+        self._drafting.head.note_shape(round, result)
         verified, accepted = self._choice.learn(
             round, emitted, verify_s=result.elapsed_s, head_s=result.head_s, now=now
         )

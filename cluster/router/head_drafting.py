@@ -57,6 +57,13 @@ class HeadDrafting:
                 # The likeliest nodes come first, so the first nodes are the best tree of that size.
                 self._proposals.add(entry, source, tree.first(most), max_nodes=most)
 
+    def note_shape(self, round: Round, result: VerifyResult) -> None:
+        """Learn no times from this round if the head's shape was new, unless its shapes always are. Call it with every
+        result, before times are learnt."""
+        if result.head_forwards or result.head_is_new_shape:
+            self._new_in_a_row = self._new_in_a_row + 1 if result.head_is_new_shape else 0
+            round.asked.is_new_shape |= 0 < self._new_in_a_row <= _MOST_NEW_IN_A_ROW
+
     def observe(self, round: Round, emitted: list[Emitted], result: VerifyResult) -> None:
         """Learn how likely the head's nodes are right and what its levels cost, and keep the result's trees for the
         next round. Call it when the round's tokens are committed."""
@@ -65,16 +72,10 @@ class HeadDrafting:
             if (tree := _tree_of(entry)) is not None:
                 round.traffic.head_depth.observe_tree(tree, entry.sequence.tokens(first))
         only_drafted = all(entry.rows <= 1 for entry in round.entries if entry.head_nodes >= 0)  # no prompts
-        if only_drafted and self._is_usual(result):
+        if only_drafted and not round.asked.is_new_shape:
             is_parallel = result.head_is_parallel
             round.traffic.head_depth.observe_answer(result.head_s, result.head_forwards, is_parallel=is_parallel)
         self._keep(round, result)
-
-    def _is_usual(self, result: VerifyResult) -> bool:
-        """Whether the head's time tells what drafts take: its shape is not new, or always is. Counts the call as a
-        result."""
-        self._new_in_a_row = self._new_in_a_row + 1 if result.head_is_new_shape else 0
-        return not 0 < self._new_in_a_row <= _MOST_NEW_IN_A_ROW
 
     def _keep(self, round: Round, result: VerifyResult) -> None:
         if not result.drafts or len(result.drafted_seq_ids) != len(result.drafts):

@@ -87,7 +87,7 @@ class AskedDrafters:
     awaited: tuple[str, ...] = ()  # workers whose answers the round waits for; the others only receive tokens
     pool_of: dict[str, int] = field(default_factory=dict)  # index of the pool of each worker of `batches`
     pools: dict[int, int] = field(default_factory=dict)  # pools that the round waits for: their workers when planned
-    is_new_shape: bool = False  # an awaited answer was of a new shape: the next of the shape will take less time
+    is_new_shape: bool = False  # of an awaited answer, or of the head: the next of the shape will take less time
     head: bool = False  # the head drafts; otherwise it only reads the rows
     head_min_confidence: float = 0.0  # of nodes that the head drafts behind
     head_worth: np.ndarray = field(default_factory=no_worth)  # of a forward of the head

@@ -65,7 +65,7 @@ class Deployment:
     assumed: tuple[str, ...] = ()  # figures that nobody has given
     draft_tokens: int | None  # a sequence and round; None: the best number
     most_draft_tokens: int = MAX_DRAFT_TOKENS  # tried where draft_tokens is None
-    head_levels: int | None = None  # forwards of a head, which it makes in every round; None: the best number
+    head_levels: int | None = None  # most forwards of a head, all of which are counted; None: the best number
     hit_rate: float  # share of drafts made ahead that can be used
     gpu_hour: float | None = None  # price of a target GPU; None: all GPUs count alike
     draft_gpu_hour: float | None = None  # None: as gpu_hour

@@ -47,8 +47,7 @@ def num_new_tokens(call: GenerationCall, num_prompt: int, model: ServedModel, co
 
 
 def _check_drafters(names: tuple[str, ...], model: ServedModel) -> None:
-    """Raises InvalidRequest for drafters that do not run, or cannot draft, here: the call would silently get no
-    drafts."""
+    """Raises InvalidRequest for drafters that do not run here: the call would silently get no drafts."""
     pools = pools_of(model.drafters)
     expand_drafters(names, pools=pools, field="speculation.drafters")
     for name in names:

@@ -191,6 +191,7 @@ def test_what_launches_of_a_new_shape_take_is_not_learnt_unless_all_are_new(alwa
     level_s = traffic.head_depth.level_s
     assert level_s is not None
     assert level_s > 0.01 if always else level_s < 1e-3
+    assert (core._choice._head_s > 0.01) == always
 
 
 def right_for(count):
