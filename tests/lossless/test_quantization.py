@@ -21,7 +21,7 @@ QUANTIZED = ("fp8", "int8", "int4")
 # fp8 rounds activations to a sixteenth, which makes the last bit of a sum count: only bitwise mode is sure.
 NEAR_TOKENS = ("int8", "int4")
 # In 16 bits a layer's kernels are other ones, which take half a minute to compile where they are not yet.
-QUICK = (("int8", "float32"), ("int4", "float32"), ("int4", "bfloat16"))
+QUICK = (("int8", "float32"), ("int4", "float32"))
 
 
 @pytest.fixture(scope="module")

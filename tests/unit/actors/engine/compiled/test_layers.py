@@ -91,9 +91,9 @@ def test_every_kind_of_model_is_traced_whole_and_computes_the_same(kind, caplog)
     assert len(backend.products) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++, which is not on the PATH")
-# gemma3 has layers of two types, which are compiled separately.
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])  # gemma3 has layers of two types, which are compiled separately
 def test_what_torch_compiles_computes_the_same_but_for_rounding(kind, caplog):
     model = ready(kind)
     expected = logits_of(copy.deepcopy(model))
