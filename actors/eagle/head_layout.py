@@ -194,8 +194,8 @@ def _feature_layers(file: Path, settings: HeadSettings, num_target_layers: int) 
         raise ModelError(
             f"{file}: {_LAYER_IDS} is {ids!r}; it may count layers whose outputs are read, as {middle - 1} and "
             f"{last - 1} of the target's {num_target_layers} layers suggest, or those whose inputs are read, as its "
-            f"first layer does: write {inputs!r} if outputs are meant, or 'speculators_model_type': 'eagle3' beside it "
-            "if inputs are"
+            f"first layer does: write {inputs!r} if outputs are meant, or 'speculators_model_type': 'eagle3' at the "
+            "top of the file if inputs are"
         )
     kind = "outputs" if counts_outputs else "inputs"
     if counts_outputs:

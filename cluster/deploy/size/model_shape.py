@@ -132,6 +132,8 @@ def read_model_shape(directory: Path, field: str) -> ModelShape:
         problem = f"has layers without a KV cache ({', '.join(sorted(other))}), which are not modelled"
     elif _has_several_sizes(config):
         problem = "has layers with keys and values of several sizes, which are not modelled"
+    elif config.num_hidden_layers < 1:
+        problem = f"has num_hidden_layers {config.num_hidden_layers}; it must be at least 1"
     if problem:
         raise InvalidRequest(field, str(directory), f"{config.model_type} {problem}")
     try:

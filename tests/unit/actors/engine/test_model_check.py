@@ -13,6 +13,7 @@ from actors.engine.layer_shapes import ShapeProbe
 from actors.engine.model_check import ModelCheck, check_architecture, check_model_type
 from actors.engine.recurrent.mixer_runs import MixerRun
 from actors.engine.sequence import Sequence
+from actors.models.tiny_config import config_of_type
 
 # The attention of BERT's relatives is causal where they are decoders.
 DECODER = {"is_decoder": True}
@@ -99,3 +100,9 @@ def test_an_error_of_the_engine_is_a_result_and_no_traceback(monkeypatch, owner,
 
     monkeypatch.setattr(owner, method, fail)
     assert str(check_model_type("llama")) == "wrong: TypeError: forward() got an unexpected argument 'bias'"
+
+
+def test_a_model_whose_own_logits_are_no_numbers_is_not_tried():
+    config = config_of_type("llama")
+    config.rms_norm_eps = float("nan")
+    assert check_architecture(config) == ModelCheck("not tried", "logits of the unpatched model are not finite")

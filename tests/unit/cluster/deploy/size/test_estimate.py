@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.errors import InvalidRequest
 from cluster.config import load_config
 from cluster.deploy.size import hardware
 from cluster.deploy.size.estimate import (
@@ -203,6 +204,15 @@ def test_experts_of_a_local_configuration_are_counted(tmp_path):
     shape = read_model_shape(tmp_path, "--target")
     assert shape.num_expert_parameters == 2 * 4 * 3 * 64 * 96
     assert (shape.num_experts, shape.experts_per_token) == (4, 2)
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+def test_a_configuration_without_layers_is_refused(tmp_path, layers):
+    from transformers import LlamaConfig
+
+    LlamaConfig(num_hidden_layers=layers, hidden_size=64, vocab_size=100).save_pretrained(tmp_path)
+    with pytest.raises(InvalidRequest, match=rf"llama has num_hidden_layers {layers}; it must be at least 1"):
+        read_model_shape(tmp_path, "--target")
 
 
 models = st.sampled_from(sorted(MODELS)).map(MODELS.__getitem__)
