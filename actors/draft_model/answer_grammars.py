@@ -61,7 +61,7 @@ class AnswerGrammars:
             self._answers[sequence] = answer
         if answer.is_given_up or answer.num_slow >= _MOST_SLOW or not answer.compiling.done():
             return None
-        if sequence.draws_from_probs and answer.num_slow_drawn >= _MOST_SLOW:
+        if sequence.is_rejection and answer.num_slow_drawn >= _MOST_SLOW:
             paths = [None if path else path for path in paths]
         try:
             matcher = self._followed(answer, sequence)

@@ -76,7 +76,7 @@ class _Draft:
     @property
     def must_grow(self) -> bool:
         """Whether it is made as deep as asked. Under rejection its time must not depend on its tokens."""
-        return len(self.growth.tree) == 0 or self.sequence.draws_from_probs
+        return len(self.growth.tree) == 0 or self.sequence.is_rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class DraftEngine:
 
     def _start_tree(self, sequence: Sequence, shape: TreeShape) -> _Draft:
         # The rejection rule judges one token drawn from q at each position, so the draft is a chain.
-        branch = 1 if sequence.draws_from_probs else shape.branch
+        branch = 1 if sequence.is_rejection else shape.branch
         known = self._known.pop(sequence, None) or KnownGuesses(branch + self._max_outcomes)
         most_new = shape.most_computed(branch)
         if shape.max_nodes and sequence.reserve(sequence.length + len(known.nodes) + most_new):
@@ -367,7 +367,7 @@ class DraftEngine:
         """The tree to send. Registers its outcomes for drafting ahead."""
         sequence, known = draft.sequence, draft.growth.known
         tree = draft.growth.tree.finished()
-        if sequence.draws_from_probs:
+        if sequence.is_rejection:
             return _with_probs(tree, known)
         if self._max_outcomes and len(tree):
             room = self._most_tokens(sequence.begin) - sequence.length
@@ -443,7 +443,7 @@ def _num_guessed(model: PreTrainedModel, vocab_map: torch.Tensor | None) -> int:
 
 def _is_followed(sequence: Sequence, item: DraftItem, width: int) -> bool:
     """Whether guesses of this width can answer the item."""
-    is_tree = item.method == "tree" and not sequence.draws_from_probs
+    is_tree = item.method == "tree" and not sequence.is_rejection
     return is_tree and item.max_nodes > 0 and item.branch <= width
 
 

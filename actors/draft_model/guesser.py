@@ -120,7 +120,7 @@ class Guesser:
         runner = self._runner
         if not isinstance(runner, ModelRunner) or not runner.has_device_inputs:
             return None
-        if any(part.rows.sequence.draws_from_probs for part in parts):
+        if any(part.rows.sequence.is_rejection for part in parts):
             return None
         most = max(row.want.known.width for row in rows)
         wanted = [len(part.wanted) for part in parts]
@@ -134,11 +134,11 @@ class Guesser:
         logits = self._runner.run([part.rows for part in parts], [len(part.wanted) for part in parts])
         if masks is not None:
             mask_rows(logits, masks, self._vocab_map)
-        if not any(part.rows.sequence.draws_from_probs for part in parts):
+        if not any(part.rows.sequence.is_rejection for part in parts):
             return self._draw(rows, logits)
         guesses: dict[int, Guess] = {}
         for from_probs, draw in ((False, self._draw), (True, self._draw_from_probs)):
-            chosen = [index for index, row in enumerate(rows) if row.want.sequence.draws_from_probs == from_probs]
+            chosen = [index for index, row in enumerate(rows) if row.want.sequence.is_rejection == from_probs]
             if chosen:
                 guesses.update(zip(chosen, draw([rows[index] for index in chosen], logits[chosen]), strict=True))
         return [guesses[index] for index in range(len(rows))]

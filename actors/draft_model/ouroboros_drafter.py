@@ -308,7 +308,7 @@ class OuroborosDrafter(Drafter[OuroborosDraft]):
         positions = np.asarray([step.draft.sequence.length + len(step.draft.chain) for step in steps])
         paths = [np.asarray(step.draft.chain, dtype=np.int32) for step in steps]
         sampling = rows_for([step.draft.sequence.sampling for step in steps], np.arange(len(steps)), positions, paths)
-        is_certain = [step.draft.sequence.draws_from_probs for step in steps]
+        is_certain = [step.draft.sequence.is_rejection for step in steps]
         if any(is_certain):
             sampling = sampling.without_noise(np.array(is_certain))
         rows = [step.rows[step.node] for step in steps]

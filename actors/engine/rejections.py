@@ -22,7 +22,7 @@ def rejecting_places(round: PlannedRound, items: Sequences[VerifyItem]) -> list[
         for place, (sequence, item, count) in enumerate(
             zip(round.sequences, items, round.items["num_nodes"].tolist(), strict=True)
         )
-        if sequence.draws_from_probs and item.tree.probs is not None and count > 0
+        if sequence.is_rejection and item.tree.probs is not None and count > 0
     ]
 
 

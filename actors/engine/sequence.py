@@ -66,8 +66,8 @@ class Sequence:
         self.seq_id = seq_id
         self.begin = begin
         self.sampling = SequenceSampling(begin.sampling, begin.num_prompt_tokens)
-        # The rejection rule: drafts are draws from a distribution that is sent along, or follow from texts alone
-        self.draws_from_probs = begin.sampling.acceptance == "rejection"
+        # Drafts are draws from a distribution that is sent along, or follow from texts alone.
+        self.is_rejection = begin.sampling.acceptance == "rejection"
         self.block_size = pool.block_size
         self.num_cached = 0
         self._pool = pool

@@ -193,7 +193,7 @@ class TargetEngine:
             self.eagle_head.computed(np.concatenate([_slots(rows) for rows in round.parts()]))
             if any(item.head_nodes >= 0 for item in begun.ready):
                 self.eagle_head.tap.open()
-        if begun.asked and True in [sequence.draws_from_probs for sequence in round.sequences]:
+        if begun.asked and True in [sequence.is_rejection for sequence in round.sequences]:
             begun.rejecting = rejecting_places(round, begun.ready)
         draws = None
         # Every rank's head needs the round's tokens.
