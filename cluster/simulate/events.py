@@ -9,6 +9,7 @@ from typing import Any
 
 Action = Callable[..., object]
 _Event = tuple[float, int, Action, tuple[Any, ...]]  # time, order, what happens
+_SLOTS_PER_S = 16
 
 
 class Events:
@@ -20,18 +21,20 @@ class Events:
         self._order = count()
         # A small heap of what comes soon: one of all events would hardly be in the processor's cache, and slow.
         self._soon: list[_Event] = []
-        self._begun = 0  # whole seconds: events before it are in the heap
-        self._later: dict[int, list[_Event]] = {}  # by whole second
+        self._begun = 0  # slots: events before it are in the heap
+        self._later: dict[int, list[_Event]] = {}  # by slot
 
     def at(self, time: float, action: Action, *args: Any) -> None:
         """A time in the past is now."""
         if time < self.now:
             time = self.now
         event = (time, next(self._order), action, args)
-        if (second := int(time)) < self._begun:
+        if (slot := int(time * _SLOTS_PER_S)) < self._begun:
             heapq.heappush(self._soon, event)
+        elif (later := self._later.get(slot)) is None:
+            self._later[slot] = [event]
         else:
-            self._later.setdefault(second, []).append(event)
+            later.append(event)
 
     def after(self, delay_s: float, action: Action, *args: Any) -> None:
         self.at(self.now + delay_s, action, *args)
@@ -48,7 +51,8 @@ class Events:
     def run(self, until: float) -> None:
         """All events up to and including `until`, which is the time then."""
         soon = self._soon
-        while soon or self._begun <= until:
+        last = until * _SLOTS_PER_S
+        while soon or self._begun <= last:
             if not soon:
                 soon.extend(self._later.pop(self._begun, ()))
                 heapq.heapify(soon)

@@ -16,7 +16,7 @@ from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions
 from paceline_testing.tiny_models import save_tiny_model
 from tests.bench import bench_round_planning, bench_round_profile, draft_depth, train_demo_drafter
-from tests.bench.simulate.constants import PROMPT_ROWS, MeanRound, fit_forward
+from tests.bench.simulate.constants import PROMPT_ROWS, MeanRound, at_one_pace, fit_forward
 
 
 @pytest.mark.parametrize("attention", ["triton_tree", "padded"])
@@ -121,7 +121,8 @@ def test_the_constants_of_a_target_are_found_in_its_rounds():
     times = MeasuredTimes(told)
 
     def mean_round(rows: int, scored: int, sequences: int, context: int) -> MeanRound:
-        return MeanRound(rows, scored, sequences, context, times.seconds(rows, sequences, context, rows - scored))
+        seconds = times.seconds(rows, sequences, context, rows - scored)
+        return MeanRound(f"{rows} {sequences}", 1, rows, scored, sequences, context, seconds)
 
     rounds = [mean_round(count, count, count, 30 * count) for count in (1, 2, 4, 8, 16)]
     rounds += [mean_round(2 * count, 2 * count, count, 30 * count) for count in (1, 2, 4, 8, 16)]
@@ -132,3 +133,15 @@ def test_the_constants_of_a_target_are_found_in_its_rounds():
     assert found.scored_row_s == pytest.approx(told.scored_row_s)
     assert found.sequence_s == pytest.approx(told.sequence_s)
     assert found.context_token_s == pytest.approx(told.context_token_s)
+
+
+def test_the_pace_of_each_session_is_taken_out_of_its_rounds():
+    plain = [MeanRound(f"decoding {count}", 1, count, count, count, 0.0, 0.01 * count) for count in (1, 2, 4, 8, 16)]
+    drafts = [MeanRound("drafts of 4", 3, 12, 12, 4, 0.0, 0.2)]  # in the third session alone
+    slow = [replace(told, session=2, target_s=1.3 * told.target_s) for told in plain]
+    slowest = [replace(told, session=3, target_s=1.6 * told.target_s) for told in (*plain, *drafts)]
+    found = {(told.kind, told.session): told.target_s for told in at_one_pace([*plain, *slow, *slowest])}
+    for told in plain:
+        for session in (1, 2, 3):
+            assert found[told.kind, session] == pytest.approx(1.3 * told.target_s)  # the median session's
+    assert found["drafts of 4", 3] == pytest.approx(1.3 * 0.2)

@@ -1,14 +1,16 @@
 """Runs the laptop's cluster for real and simulated, and prints both and their differences.
 
-    python -m tests.bench.simulate.calibrate build/simulate/answers.npz [--concurrency 1 4 16 64] [--json FILE]
+    python -m tests.bench.simulate.calibrate build/simulate/answers.npz [--cycles 4] [--json FILE]
 
 The answers come from `record_answers`. A real cluster is started, and `paceline bench serve` sends the recorded prompts
-with 1, 4, 16 and 64 requests at a time, each prompt once. Before, between and after, its constants are measured
-(`constants.py`). The simulation has these constants, the same prompts in the same order and the recorded answers, on
-which the real drafters draft. There is no draft model, and rounds are not sent ahead, in both.
+with 1, 4, 16 and 64 requests at a time, in turn, several times, each prompt once. Before, between and after the turns
+the cluster's constants are measured (`constants.py`). The simulation has these constants, the same prompts in the same
+order and the recorded answers, on which the real drafters draft. There is no draft model, and rounds are not sent
+ahead, in both. Figures are those of all requests with the same number at a time.
 
 On a machine that others load, forwards take longer at one time than at another. A second table tells what is left when
-each phase's forwards are simulated at the pace that the real ones had: then the model is compared, and not the machine.
+the forwards of each number at a time are simulated at the pace that the real ones had: then the model is compared, and
+not the machine.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import argparse
 import json
 import os
 import platform
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -30,6 +32,8 @@ import numpy as np
 from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.serve import run_serve
+from cluster.cli.bench.serve_metrics import summarise
+from cluster.cli.bench.stream_client import RequestRecord
 from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig, load_config
 from cluster.simulate.events import Events
@@ -44,7 +48,7 @@ from tests.bench.simulate.real_cluster import RoundMeter, serving
 
 CONFIG = Path("configs/laptop.yaml")
 SETTINGS = ["draft.model=none", "router.send_ahead='off'"]
-SHARES = {1: 0.20, 4: 0.20, 16: 0.25, 64: 0.35}  # of the prompts, by requests at a time
+SHARES = {1: 0.13, 4: 0.16, 16: 0.21, 64: 0.50}  # of the prompts, by requests at a time
 NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 _PACINGS = 3
 
@@ -52,47 +56,65 @@ Figures = dict[str, float]
 Phase = tuple[int, list[int]]  # requests at a time, and which prompts
 
 
-def phases_of(count: int, concurrency: Sequence[int]) -> list[Phase]:
-    """Each prompt once, in order."""
+def phases_of(count: int, concurrency: Sequence[int], cycles: int) -> list[Phase]:
+    """Each prompt once, in order. Raises ValueError where they are too few."""
     found, first = [], 0
-    for number in concurrency:
-        last = min(count, first + max(number, round(SHARES[number] * count)))
-        found.append((number, list(range(first, last))))
-        first = last
+    for _ in range(cycles):
+        for number in concurrency:
+            last = first + max(number, int(count / cycles * SHARES[number]))
+            found.append((number, list(range(first, last))))
+            first = last
+    if first > count:
+        raise ValueError(f"{cycles} cycles take {first} prompts, and there are {count}")
     return found
 
 
-def run_real(
-    url: str, texts: RecordedTexts, phases: Sequence[Phase], probe: Probe
-) -> tuple[dict[int, Figures], list[Phase]]:
-    """Also the phases with their prompts in the order in which they were sent."""
-    found, sent = {}, []
-    for concurrency, numbers in phases:
-        probe.sample()
-        prompts = [BenchPrompt(str(n), "", token_ids=tuple(texts.prompts[n].tolist())) for n in numbers]
-        options = ServeOptions(
-            url=url, num_prompts=len(prompts), max_concurrency=concurrency, max_tokens=len(texts.answers[numbers[0]]),
-            ignore_eos=True, num_warmups=0,
-        )  # fmt: skip
-        meter = RoundMeter(url)
-        report = run_serve(prompts, options)
-        summary, read = report.summaries["on"], meter.read()
-        sent.append((concurrency, [int(record.name) for record in report.records["on"]]))
-        found[concurrency] = {
+@dataclass(slots=True)
+class RealLoad:
+    """Everything that was sent with one number of requests at a time."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    seconds: float = 0.0
+    rounds: Counter[str] = field(default_factory=Counter)  # of RoundMeter
+
+    def figures(self) -> Figures:
+        summary, rounds = summarise(self.records, self.seconds), self.rounds
+        return {
             "tokens_per_s": summary["output_throughput"],
             "ttft_p50_ms": summary["median_ttft_ms"],
             "ttft_p99_ms": summary["p99_ttft_ms"],
             "tpot_p50_ms": summary["median_tpot_ms"],
             "tpot_p99_ms": summary["p99_tpot_ms"],
             "tokens_per_round": summary["spec_decode_tokens_per_round"],
-            "rows_per_round": read["rows"] / read["rounds"],
-            "round_ms": read["target_s"] / read["rounds"] * 1e3,
-            "router_ms": read["router_s"] / read["rounds"] * 1e3,
+            "rows_per_round": rounds["rows"] / rounds["rounds"],
+            "round_ms": rounds["target_s"] / rounds["rounds"] * 1e3,
+            "router_ms": rounds["router_s"] / rounds["rounds"] * 1e3,
         }
-        print(f"real, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
+
+
+def run_real(
+    url: str, texts: RecordedTexts, phases: Sequence[Phase], probe: Probe
+) -> tuple[dict[int, Figures], list[Phase]]:
+    """Also the phases with their prompts in the order in which they were sent. Measures before each cycle and after."""
+    loads, sent = {concurrency: RealLoad() for concurrency, _ in phases}, []
+    for concurrency, numbers in phases:
+        if concurrency == phases[0][0]:
+            probe.sample()
+        prompts = [BenchPrompt(str(n), "", token_ids=tuple(texts.prompts[n].tolist())) for n in numbers]
+        options = ServeOptions(
+            url=url, num_prompts=len(prompts), max_concurrency=concurrency, max_tokens=len(texts.answers[numbers[0]]),
+            ignore_eos=True, num_warmups=0,
+        )  # fmt: skip
+        meter, load = RoundMeter(url), loads[concurrency]
+        report = run_serve(prompts, options)
+        load.rounds.update(meter.read())
+        load.records += report.records["on"]
+        load.seconds += report.summaries["on"]["duration"]
+        sent.append((concurrency, [int(record.name) for record in report.records["on"]]))
+        print(f"real, {concurrency} at a time, so far: {_shown(load.figures())}", flush=True)
     probe.sample()
     probe.sample_drafting()
-    return found, sent
+    return {concurrency: load.figures() for concurrency, load in loads.items()}, sent
 
 
 class PacedTimes:
@@ -164,16 +186,22 @@ def run_simulated(
         return loads[0]
 
     simulation = Simulation(config, options, texts=texts, times=times, make_traffic=make_load)
-    load, found, spent = loads[0], {}, []
+    load, found = loads[0], {}
+    spent: dict[int, list[tuple[float, int]]] = {}  # s and rounds
     for index, (concurrency, _) in enumerate(phases):
         times.pace, times.spent_s, times.rounds = paces.get(concurrency, 1.0), 0.0, 0
         while len(load.began) <= index + 1:
             simulation.events.run(simulation.events.now + 0.001)
-        spent.append(times.spent_s / times.rounds)
-    for index, (concurrency, _) in enumerate(phases):
-        began, ended = load.began[index], load.began[index + 1]
-        records = [record for record in simulation.records if began <= record.arrived < ended]
-        found[concurrency] = figures_of(records, ended - began, options.objectives) | {"round_ms": spent[index] * 1e3}
+        spent.setdefault(concurrency, []).append((times.spent_s, times.rounds))
+    spans = list(zip((concurrency for concurrency, _ in phases), load.began, load.began[1:], strict=True))
+    for concurrency, of_phases in spent.items():
+        own = [(began, ended) for count, began, ended in spans if count == concurrency]
+        records = [
+            record for record in simulation.records if any(began <= record.arrived < ended for began, ended in own)
+        ]
+        seconds = sum(ended - began for began, ended in own)
+        spent_s, rounds = map(sum, zip(*of_phases, strict=True))
+        found[concurrency] = figures_of(records, seconds, options.objectives) | {"round_ms": spent_s / rounds * 1e3}
         print(f"simulated, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
     return found
 
@@ -214,12 +242,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("answers", type=Path)
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(SHARES), choices=list(SHARES))
+    parser.add_argument("--cycles", type=int, default=4)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--from-json", type=Path, help="real figures and constants of an earlier run: only simulate")
     arguments = parser.parse_args()
     texts = RecordedTexts(arguments.answers)
     texts.vocab_size = 49_152  # the model's
-    phases = phases_of(len(texts.prompts), arguments.concurrency)
+    phases = phases_of(len(texts.prompts), arguments.concurrency, arguments.cycles)
     data: dict[str, Any]
     if arguments.from_json is not None:
         data = json.loads(arguments.from_json.read_text())

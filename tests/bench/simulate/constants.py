@@ -4,7 +4,8 @@ Forwards are measured while serving, since processes that share processors slow 
 sequences with and without drafts, prompts alone, and prompts among decoding sequences. A line by rows, a price for each
 row with logits, one for each sequence and one for each cached token are fitted to the means of these rounds. A machine
 that others use is faster at one time than at another, so samples are to be taken before, between and after what will
-be compared. The processor time of gateways is the operating system's; the rest comes from what clients see beside that.
+be compared, and each session's times are divided by its pace before they are fitted. The processor time of gateways is
+the operating system's; the rest comes from what clients see beside that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ _PROMPT = 8  # tokens of a prompt while decoding is measured
 _FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
 PROMPT_ROWS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _REPEATS = 3  # of each, every time
-_DRAFTING_REPEATS = 4  # they alone tell what draft rows of many sequences take, and rounds with drafts differ
+_DRAFTING_REPEATS = 3  # they alone tell what draft rows of many sequences take, and rounds with drafts differ
 _MIXED = ((8, 48), (32, 48), (96, 16))  # tokens of a prompt, and how many of them, among decoding sequences
 _MIXED_ANSWER, _MIXED_AT_A_TIME = 16, 16
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
@@ -57,6 +58,8 @@ class Measured:
 class MeanRound:
     """Means over rounds of one kind of load."""
 
+    kind: str  # rounds that take as long as each other, but for the machine's pace
+    session: int  # in which it was measured
     rows: float  # as the target pads them
     scored: float  # of them, with logits
     sequences: float
@@ -75,7 +78,7 @@ class Samples:
     gateway: list[tuple[float, float]] = field(default_factory=list)  # processor s of a request, and of a chunk
 
     def fit(self) -> Measured:
-        return Measured(self._costs(), fit_forward(self.rounds))
+        return Measured(self._costs(), fit_forward(at_one_pace(self.rounds)))
 
     def _costs(self) -> CostOptions:
         counts = np.array(sorted(self.router), np.float64)
@@ -102,37 +105,48 @@ class Probe:
         self.samples = Samples()
         self._url = url
         self._random = np.random.default_rng(seed)
+        self._session = 0
 
     def sample(self) -> None:
         """Everything without drafts, of which a router learns nothing that it would go by afterwards."""
+        self._session += 1
         samples = self.samples
         for count in _DECODING:
-            read, gap = self._decode(count, _PROMPT)
-            rounds = read["rounds"]
-            self._add(read, count, read["rows"] / rounds, count, _PROMPT + (_SHORT + _LONG) / 2)
-            samples.gaps.append(gap - (read["target_s"] + read["router_s"]) / rounds)
+            self._add_plain_decoding(count)
         read, _ = self._decode(_FAR, _FAR_PROMPT)  # they do not all begin at once
         sequences = read["rows"] / read["rounds"]
-        self._add(read, None, sequences, sequences, _FAR_PROMPT + (_SHORT + _LONG) / 2)
+        self._add("far", read, None, sequences, sequences, _FAR_PROMPT + (_SHORT + _LONG) / 2)
         for rows in PROMPT_ROWS * _REPEATS:
             # In a round each; another, empty one frees the sequence.
             read, records = self._metered(1, 1, prompt=rows, answer=1)
-            samples.rounds.append(MeanRound(row_tier(rows), 1.0, 1.0, 0.0, read["target_s"]))
+            alone = MeanRound(f"prompt of {rows}", self._session, row_tier(rows), 1.0, 1.0, 0.0, read["target_s"])
+            samples.rounds.append(alone)
             samples.firsts.append(records[0].ttft - read["target_s"])
         for prompt, number in _MIXED:
             read, _ = self._metered(number, _MIXED_AT_A_TIME, prompt=prompt, answer=_MIXED_ANSWER)
             scored = read["tokens"] / read["rounds"]
-            self._add(read, None, scored, scored, prompt + _MIXED_ANSWER / 2)
+            self._add(f"among prompts of {prompt}", read, None, scored, scored, prompt + _MIXED_ANSWER / 2)
         samples.gateway.append(self._gateway_times())
 
     def sample_drafting(self) -> None:
-        """What drafting costs the router, and draft rows the target."""
+        """What drafting costs the router, and draft rows the target; without drafts, too, which tells the pace."""
+        self._session += 1
         for count in _DECODING * _DRAFTING_REPEATS:
+            self._add_plain_decoding(count)
             read, _ = self._decode(count, _PROMPT, "on")
-            self._add(read, None, read["rows"] / read["rounds"], count, _PROMPT + (_SHORT + _LONG) / 2)
+            scored = read["rows"] / read["rounds"]
+            self._add(f"drafts of {count}", read, None, scored, count, _PROMPT + (_SHORT + _LONG) / 2)
             self.samples.router.setdefault(count, []).append(read["router_s"] / read["rounds"])
 
-    def _add(self, read: Mapping[str, float], rows: int | None, scored: float, sequences: float, cached: float) -> None:
+    def _add_plain_decoding(self, count: int) -> None:
+        read, gap = self._decode(count, _PROMPT)
+        rounds = read["rounds"]
+        self._add(f"decoding {count}", read, count, read["rows"] / rounds, count, _PROMPT + (_SHORT + _LONG) / 2)
+        self.samples.gaps.append(gap - (read["target_s"] + read["router_s"]) / rounds)
+
+    def _add(
+        self, kind: str, read: Mapping[str, float], rows: int | None, scored: float, sequences: float, cached: float
+    ) -> None:
         """rows: None where they differ from round to round. cached: tokens of a sequence."""
         mean = read["rows"] / read["rounds"]
         step = bisect_left(_ROW_STEPS, mean)
@@ -140,7 +154,8 @@ class Probe:
         padding = (_ROW_STEPS[step] - _ROW_STEPS[step - 1] - 1) / 2 if mean > 4.0 else 0.0
         filled = row_tier(rows) if rows is not None else mean + padding
         seconds = read["target_s"] / read["rounds"]
-        self.samples.rounds.append(MeanRound(filled, scored, sequences, sequences * cached, seconds))
+        told = MeanRound(kind, self._session, filled, scored, sequences, sequences * cached, seconds)
+        self.samples.rounds.append(told)
 
     def _decode(self, count: int, prompt: int, speculation: str = "off") -> tuple[dict[str, float], float]:
         """What longer answers of so many sequences take more than shorter ones, so that prompts and the first and last
@@ -175,6 +190,26 @@ class Probe:
             ignore_eos=True, num_warmups=0,
         )  # fmt: skip
         return run_serve(prompts, options).records[speculation]
+
+
+def at_one_pace(rounds: Sequence[MeanRound]) -> list[MeanRound]:
+    """Each session's times, divided by its pace: the median of how much longer than in all sessions (their median)
+    rounds of a kind took. Kinds of one session alone do not count."""
+    kinds: dict[str, list[MeanRound]] = {}
+    for told in rounds:
+        kinds.setdefault(told.kind, []).append(told)
+    usual = {
+        kind: statistics.median(told.target_s for told in alike)
+        for kind, alike in kinds.items()
+        if len({told.session for told in alike}) > 1
+    }
+    found = []
+    for session in sorted({told.session for told in rounds}):
+        own = [told for told in rounds if told.session == session]
+        paces = [told.target_s / usual[told.kind] for told in own if told.kind in usual]
+        pace = statistics.median(paces) if paces else 1.0
+        found += [replace(told, target_s=told.target_s / pace) for told in own]
+    return found
 
 
 def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:

@@ -1,8 +1,9 @@
 """Records prompts and greedy answers of the demo model as token ids, for simulations over real texts.
 
-    python -m tests.bench.simulate.record_answers SPEC_BENCH_DIRECTORY FILE.npz [--count 144] [--tokens 48]
+    python -m tests.bench.simulate.record_answers SPEC_BENCH_DIRECTORY FILE.npz [--count 144] [--tokens 48] [--twice]
 
-Prompts are chats of Spec-Bench of at most --longest tokens, tasks in turn.
+Prompts are chats of Spec-Bench of at most --longest tokens, tasks in turn. With --twice they come again, behind another
+system prompt, so that there are more.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ import numpy as np
 from cluster.cli.bench.prompts import make_blocks, read_bench_prompts
 from cluster.offline.engine import LocalEngine
 
+ANOTHER_SYSTEM_PROMPT = {"role": "system", "content": "You are an expert. Be brief."}
 
-def record(spec_bench: Path, file: Path, count: int, num_tokens: int, longest: int) -> None:
+
+def record(spec_bench: Path, file: Path, count: int, num_tokens: int, longest: int, twice: bool) -> None:
     engine = LocalEngine("smollm2", draft_model="none", device="cpu")
     prompts = []
-    for block in make_blocks(read_bench_prompts(None, spec_bench), 1):
-        told = engine.tokenizer.apply_chat_template(block[0].messages, add_generation_prompt=True, tokenize=False)
+    chats = [block[0].messages for block in make_blocks(read_bench_prompts(None, spec_bench), 1)]
+    if twice:
+        chats += [(ANOTHER_SYSTEM_PROMPT, *messages) for messages in chats]
+    for messages in chats:
+        told = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         token_ids = engine.tokenizer.encode(told, add_special_tokens=False)
         if len(token_ids) <= longest:
             prompts.append(token_ids)
@@ -52,8 +58,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=144)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--longest", type=int, default=200)
+    parser.add_argument("--twice", action="store_true")
     arguments = parser.parse_args()
-    record(arguments.spec_bench, arguments.file, arguments.count, arguments.tokens, arguments.longest)
+    record(arguments.spec_bench, arguments.file, arguments.count, arguments.tokens, arguments.longest, arguments.twice)
 
 
 if __name__ == "__main__":
