@@ -32,9 +32,10 @@ def routed_prompt(request: GenerationRequest) -> RoutedPrompt:
     )
 
 
-def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
-    """Blocks of a prompt that each router would recompute, each weighted by 1 / (number of routers that have it): a
-    block of one router belongs to one conversation, a block of many is in common use.
+def repeated_blocks(num_leading: Mapping[str, int]) -> tuple[dict[str, float], float]:
+    """Blocks of a prompt that each router would recompute, and that one without any would, each weighted by 1 /
+    (number of routers that have it): a block of one router belongs to one conversation, a block of many is in common
+    use.
 
     num_leading: number of leading blocks that each router has.
     """
@@ -45,7 +46,7 @@ def repeated_blocks(num_leading: Mapping[str, int]) -> dict[str, float]:
             blocks += (longer - num_leading[router_id]) / num_longer
         longer = num_leading[router_id]
         repeated[router_id] = blocks
-    return repeated
+    return repeated, blocks + longer / max(1, len(num_leading))
 
 
 class KnownRouters:
@@ -105,22 +106,23 @@ class KnownRouters:
     def _soonest_first(self, heard: list[tuple[str, HeardRouter, Ahead]], prompt: RoutedPrompt) -> list[str]:
         """Tokens that a router would compute again count more than their time: they delay others who run there, or come
         next."""
-        answer_rounds = sum(ahead.load.answer_rounds for _, _, ahead in heard) / max(1, len(heard))
+        answer_rounds = sum([ahead.load.answer_rounds for _, _, ahead in heard]) / max(1, len(heard))
         holders = self._heard.holders(prompt.blocks[0]) if prompt.blocks else {}
         num_leading = {
-            router_id: known.warm.num_leading(prompt.blocks) if router_id in holders else 0
-            for router_id, known, _ in heard
+            router_id: known.warm.num_leading(prompt.blocks) for router_id, known, _ in heard if router_id in holders
         }
-        repeated = repeated_blocks(num_leading)
-        seconds = {
-            router_id: expected_s(
+        repeated, repeated_by_others = repeated_blocks(num_leading)
+        seconds = {}
+        for router_id, known, ahead in heard:
+            blocks = _REPEATED_WEIGHT * repeated_by_others
+            if router_id in num_leading:
+                blocks = _REPEATED_WEIGHT * repeated[router_id] - num_leading[router_id]
+            seconds[router_id] = expected_s(
                 ahead,
-                prompt.num_tokens + BLOCK_TOKENS * (_REPEATED_WEIGHT * repeated[router_id] - num_leading[router_id]),
+                prompt.num_tokens + BLOCK_TOKENS * blocks,
                 answer_rounds=answer_rounds,
                 knows_namespace=prompt.namespace in known.warm,
             )
-            for router_id, known, ahead in heard
-        }
         return sorted(seconds, key=seconds.__getitem__)
 
     def _compared(self, routers: KeysView[str], prompt: RoutedPrompt) -> Iterable[str]:

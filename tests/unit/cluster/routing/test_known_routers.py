@@ -163,10 +163,12 @@ def test_a_beginning_that_one_router_alone_has_is_left_less_readily(holders, cho
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.integers(0, 9)))
 def test_blocks_that_are_computed_again_count_by_how_many_have_them(num_leading):
-    for router_id, repeated in repeated_blocks(num_leading).items():
-        holders = [sum(other > block for other in num_leading.values()) for block in range(num_leading[router_id], 9)]
-        assert repeated == pytest.approx(sum(1 / count for count in holders if count))
-    assert repeated_blocks(num_leading).keys() == num_leading.keys()
+    repeated, by_others = repeated_blocks(num_leading)
+    assert repeated.keys() == num_leading.keys()
+    for router_id, found in {**repeated, "another": by_others}.items():
+        begin = num_leading.get(router_id, 0)
+        holders = [sum(other > block for other in num_leading.values()) for block in range(begin, 9)]
+        assert found == pytest.approx(sum(1 / count for count in holders if count))
 
 
 def test_of_many_routers_those_that_know_most_of_a_prompt_are_compared_with_some_others():
