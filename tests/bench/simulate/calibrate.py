@@ -22,6 +22,7 @@ import platform
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -193,7 +194,7 @@ def run_simulated(
         while len(load.began) <= index + 1:
             simulation.events.run(simulation.events.now + 0.001)
         spent.setdefault(concurrency, []).append((times.spent_s, times.rounds))
-    spans = list(zip((concurrency for concurrency, _ in phases), load.began, load.began[1:], strict=True))
+    spans = [(concurrency, *span) for (concurrency, _), span in zip(phases, pairwise(load.began), strict=True)]
     for concurrency, of_phases in spent.items():
         own = [(began, ended) for count, began, ended in spans if count == concurrency]
         records = [
