@@ -88,6 +88,7 @@ class RealLoad:
             "tpot_p99_ms": summary["p99_tpot_ms"],
             "tokens_per_round": summary["spec_decode_tokens_per_round"],
             "rows_per_round": rounds["rows"] / rounds["rounds"],
+            "rounds_per_s": rounds["rounds"] / self.seconds,
             "round_ms": rounds["target_s"] / rounds["rounds"] * 1e3,
             "router_ms": rounds["router_s"] / rounds["rounds"] * 1e3,
         }
@@ -125,11 +126,11 @@ class PacedTimes:
         self._times = MeasuredTimes(options)
         self.row_steps = options.row_steps
         self.pace = 1.0
-        self.spent_s, self.rounds = 0.0, 0
+        self.spent_s, self.rounds, self.rows = 0.0, 0, 0
 
     def seconds(self, rows: int, sequences: int, context: int, unscored: int = 0) -> float:
         seconds = self.pace * self._times.seconds(rows, sequences, context, unscored)
-        self.spent_s, self.rounds = self.spent_s + seconds, self.rounds + 1
+        self.spent_s, self.rounds, self.rows = self.spent_s + seconds, self.rounds + 1, self.rows + rows
         return seconds
 
 
@@ -161,13 +162,14 @@ class PhasedLoad:
             prompt, answer = self._texts.prompts[number], self._texts.answers[number]
             told = Conversation(number, 0, np.random.default_rng(number), prompt)
             self._send(Turn(told, 1, np.concatenate([prompt, answer]), len(prompt), None))
-        elif not self._num_open:
-            self._next_phase()
 
     def ended(self, turn: Turn, is_answered: bool) -> None:
         assert is_answered
         self._num_open -= 1
-        self._events.after(0.0, self._next)
+        if self._left:
+            self._events.after(0.0, self._next)
+        elif not self._num_open:  # once a phase, also where several end at the same moment
+            self._events.after(0.0, self._next_phase)
 
 
 def run_simulated(
@@ -188,12 +190,12 @@ def run_simulated(
 
     simulation = Simulation(config, options, texts=texts, times=times, make_traffic=make_load)
     load, found = loads[0], {}
-    spent: dict[int, list[tuple[float, int]]] = {}  # s and rounds
+    spent: dict[int, list[tuple[float, int, int]]] = {}  # s, rounds and their rows
     for index, (concurrency, _) in enumerate(phases):
-        times.pace, times.spent_s, times.rounds = paces.get(concurrency, 1.0), 0.0, 0
+        times.pace, times.spent_s, times.rounds, times.rows = paces.get(concurrency, 1.0), 0.0, 0, 0
         while len(load.began) <= index + 1:
             simulation.events.run(simulation.events.now + 0.001)
-        spent.setdefault(concurrency, []).append((times.spent_s, times.rounds))
+        spent.setdefault(concurrency, []).append((times.spent_s, times.rounds, times.rows))
     spans = [(concurrency, *span) for (concurrency, _), span in zip(phases, pairwise(load.began), strict=True)]
     for concurrency, of_phases in spent.items():
         own = [(began, ended) for count, began, ended in spans if count == concurrency]
@@ -201,8 +203,13 @@ def run_simulated(
             record for record in simulation.records if any(began <= record.arrived < ended for began, ended in own)
         ]
         seconds = sum(ended - began for began, ended in own)
-        spent_s, rounds = map(sum, zip(*of_phases, strict=True))
-        found[concurrency] = figures_of(records, seconds, options.objectives) | {"round_ms": spent_s / rounds * 1e3}
+        spent_s, rounds, rows = map(sum, zip(*of_phases, strict=True))
+        found[concurrency] = {
+            **figures_of(records, seconds, options.objectives),
+            "round_ms": spent_s / rounds * 1e3,
+            "rows_per_round": rows / rounds,
+            "rounds_per_s": rounds / seconds,
+        }
         print(f"simulated, {concurrency} at a time: {_shown(found[concurrency])}", flush=True)
     return found
 
