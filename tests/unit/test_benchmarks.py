@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +15,12 @@ from actors.models.loader import load_model
 from actors.models.source import ModelSource
 from actors.training.target_text import write_answers
 from cluster.offline.engine import LocalEngine
+from cluster.simulate.events import Events
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions
 from paceline_testing.tiny_models import save_tiny_model
 from tests.bench import bench_round_planning, bench_round_profile, draft_depth, train_demo_drafter
+from tests.bench.simulate.calibrate import PhasedLoad
 from tests.bench.simulate.constants import PROMPT_ROWS, MeanRound, at_one_pace, fit_forward
 
 
@@ -133,6 +138,28 @@ def test_the_constants_of_a_target_are_found_in_its_rounds():
     assert found.scored_row_s == pytest.approx(told.scored_row_s)
     assert found.sequence_s == pytest.approx(told.sequence_s)
     assert found.context_token_s == pytest.approx(told.context_token_s)
+
+
+def test_no_phase_has_more_requests_at_a_time_than_it_is_to_have_where_all_end_at_once():
+    events, num_open, most = Events(), 0, Counter()  # most: at a time, by phase
+    texts = SimpleNamespace(prompts=[np.zeros(3, np.int32)] * 20, answers=[np.zeros(2, np.int32)] * 20)
+
+    def send(turn):
+        nonlocal num_open
+        num_open += 1
+        phase = len(load.began)
+        most[phase] = max(most[phase], num_open)
+        events.at(int(events.now) + 1.0, end, turn)  # as all others
+
+    def end(turn):
+        nonlocal num_open
+        num_open -= 1
+        load.ended(turn, True)
+
+    phases = [(number, list(range(first, last))) for number, first, last in ((4, 0, 8), (1, 8, 12), (4, 12, 20))]
+    load = PhasedLoad(events, texts, phases, send)
+    events.run(30.0)
+    assert (most, num_open, len(load.began)) == ({1: 4, 2: 1, 3: 4}, 0, 4)
 
 
 def test_the_pace_of_each_session_is_taken_out_of_its_rounds():
