@@ -19,7 +19,7 @@ from cluster.validation import counted
 MAX_STRINGS = 1 << 17  # keys included
 MAX_CONTAINERS = 1 << 16  # lists and objects
 MAX_MESSAGES = 1 << 13
-MAX_PARTS = 1 << 12  # content parts and tool calls of all messages together
+MAX_PARTS = 1 << 11  # content parts and tool calls of all messages together
 MAX_FIELDS = 1 << 8  # of the body itself
 _SPARE_VALUES = 1 << 17  # besides token ids
 _PART_LISTS = ("content", "tool_calls", "output", "summary")  # of messages and input items

@@ -34,7 +34,7 @@ from paceline_testing.toy_tokenizer import toy_tokenizer
 
 LENGTH = 4096
 SIZE = 3_900_000
-LONGEST_GAP_S = 0.5  # on a busy machine; a quiet one has a fifth of it
+LONGEST_GAP_S = 0.5  # on a busy machine; a quiet one has less than half of it
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one)
 )
@@ -89,13 +89,13 @@ def test_more_values_than_a_call_needs_are_refused(data, what):
         ({"prompt": ["a"] * 33}, "prompt", "is 33 prompts; at most 32 in one call"),
         ({"prompt": [[5]] * 33}, "prompt", "is 33 prompts"),
         (
-            {"messages": [{"content": [{}] * 2100}] * 2},
+            {"messages": [{"content": [{}] * 1100}] * 2},
             "messages",
-            "is 4200 content parts and tool calls; at most 4096",
+            "is 2200 content parts and tool calls; at most 2048",
         ),
-        ({"messages": [{"tool_calls": [{}] * 2100}] * 2}, "messages", "is 4200 content parts"),
-        ({"messages": [{"content": [{"content": [{}] * 2100}] * 2}]}, "messages", "is 4202 content parts"),
-        ({"input": [{"output": [{}] * 2100, "summary": [{}] * 2100}]}, "input", "is 4200 content parts"),
+        ({"messages": [{"tool_calls": [{}] * 1100}] * 2}, "messages", "is 2200 content parts"),
+        ({"messages": [{"content": [{"content": [{}] * 1100}] * 2}]}, "messages", "is 2202 content parts"),
+        ({"input": [{"output": [{}] * 1100, "summary": [{}] * 1100}]}, "input", "is 2200 content parts"),
         ({"prompt": [5] * LENGTH}, "prompt", "is 4096 tokens; there is room for at most 4096"),
         ({str(number): 1 for number in range(257)}, "body", "is 257 fields"),
     ],
