@@ -105,6 +105,7 @@ class GatewayLimiters:
         """stored: None: this gateway enforces its share. store_s: of a call to the store."""
         self._events = events
         self._limits = limits
+        self._has_limits = limits != TenantLimits()
         self._num_gateways = num_gateways
         self._stored = stored
         self._store_s = store_s
@@ -121,9 +122,11 @@ class GatewayLimiters:
             self._holder = stored.num_holders
 
     def of(self, tenant: int) -> TenantLimiter:
-        if tenant not in self._limiters:
-            self._limiters[tenant] = TenantLimiter(self._limits, self._num_gateways, clock=lambda: self._events.now)
-        return self._limiters[tenant]
+        key = tenant if self._has_limits else 0  # without limits, tenants need no limiters of their own
+        if (known := self._limiters.get(key)) is None:
+            known = TenantLimiter(self._limits, self._num_gateways, clock=lambda: self._events.now)
+            self._limiters[key] = known
+        return known
 
     def enter(self, tenant: int, admit: Admit) -> None:
         """Call `admit` with the tenant's limiter, once it has leases of rates, or soon without them."""

@@ -84,6 +84,15 @@ def test_the_same_seed_gives_the_same_traffic_and_tenants_follow_zipf():
     assert (np.diff(tenants) < 0).all()
 
 
+@pytest.mark.parametrize("seed", [0, 3, 2**32 + 3, 2**70])
+def test_conversations_are_drawn_by_seed_and_number(seed):
+    turns = sent_by(TrafficOptions(conversations_per_s=2.0, spread=0.0, tenants=1000), seconds=10.0, seed=seed)
+    for told in {turn.conversation.number: turn.conversation for _, turn in turns}.values():
+        weights = np.arange(1.0, 1001.0) ** -TrafficOptions().tenant_skew
+        drawn = np.random.default_rng((seed, 3, told.number)).random()
+        assert told.tenant == np.searchsorted(np.cumsum(weights / weights.sum()), drawn)
+
+
 def test_in_a_closed_loop_there_are_so_many_requests_at_a_time():
     turns = sent_by(TrafficOptions(clients=3, turns=1.0), seconds=5.0)
     assert len(turns) == 3 * 11  # each takes half a second, and the first are sent at 0
