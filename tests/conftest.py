@@ -39,7 +39,8 @@ if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; read when Triton is first imported
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it tells of processes that are started beside it
 
-hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no finding
+# No deadline: a busy machine is no finding. Half the usual examples, so that all tests end within 25 minutes.
+hypothesis.settings.register_profile("paceline", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("paceline")
 
 # The package of helpers, for tests and for the Ray workers that they start.

@@ -21,7 +21,7 @@ from cluster.simulate.options import ForwardOptions
 from paceline_testing.tiny_models import save_tiny_model
 from tests.bench import bench_round_planning, bench_round_profile, draft_depth, train_demo_drafter
 from tests.bench.simulate.calibrate import PhasedLoad
-from tests.bench.simulate.constants import PROMPT_ROWS, MeanRound, at_one_pace, fit_forward
+from tests.bench.simulate.constants import PROMPT_ROWS, MeanRound, at_one_pace, fit_forward, mean_padded, padded
 
 
 @pytest.mark.parametrize("attention", ["triton_tree", "padded"])
@@ -116,28 +116,39 @@ def test_labels_are_those_of_the_writing_target(tmp_path):
         assert torch.equal(found.argmax, wanted.argmax)
 
 
-def test_the_constants_of_a_target_are_found_in_its_rounds():
+@pytest.mark.parametrize("row_steps", [(), (1, 2, 4, 8, 12, 16, 32)], ids=["any number of rows", "padded"])
+def test_the_constants_of_a_target_are_found_in_its_rounds(row_steps):
     told = ForwardOptions(
         row_times=tuple((rows, 0.01 + 0.002 * rows) for rows in (1, 2, 4, *PROMPT_ROWS)),
         scored_row_s=0.001,
         sequence_s=0.0005,
         context_token_s=2e-6,
+        row_steps=row_steps,
     )
     times = MeasuredTimes(told)
 
     def mean_round(rows: int, scored: int, sequences: int, context: int) -> MeanRound:
         seconds = times.seconds(rows, sequences, context, rows - scored)
-        return MeanRound(f"{rows} {sequences}", 1, rows, scored, sequences, context, seconds)
+        return MeanRound(f"{rows} {sequences}", 1, padded(rows, row_steps), scored, sequences, context, seconds)
 
     rounds = [mean_round(count, count, count, 30 * count) for count in (1, 2, 4, 8, 16)]
     rounds += [mean_round(2 * count, 2 * count, count, 30 * count) for count in (1, 2, 4, 8, 16)]
     rounds += [mean_round(8, 8, 8, 8 * 280), mean_round(28, 12, 12, 12 * 40)]
     rounds += [mean_round(rows, 1, 1, 0) for rows in PROMPT_ROWS]
-    found = fit_forward(rounds)
+    found = fit_forward(rounds, row_steps)
+    assert found.row_steps == row_steps
     assert [seconds for _, seconds in found.row_times] == pytest.approx([seconds for _, seconds in told.row_times])
     assert found.scored_row_s == pytest.approx(told.scored_row_s)
     assert found.sequence_s == pytest.approx(told.sequence_s)
     assert found.context_token_s == pytest.approx(told.context_token_s)
+
+
+def test_rows_are_counted_as_the_target_pads_them():
+    steps = (1, 2, 4, 8, 12, 16)
+    assert [padded(rows, steps) for rows in (1, 3, 8, 9, 17)] == [1, 4, 8, 12, 17]
+    # Between two steps, each number of rows as often as the others.
+    assert [mean_padded(rows, steps) for rows in (3.5, 10.5, 20.0)] == [3.5, 12.0, 20.0]
+    assert [padded(9, ()), mean_padded(10.5, ())] == [9, 10.5]
 
 
 def test_no_phase_has_more_requests_at_a_time_than_it_is_to_have_where_all_end_at_once():

@@ -44,7 +44,7 @@ from cluster.simulate.records import figures_of
 from cluster.simulate.simulation import Simulation
 from cluster.simulate.texts import RecordedTexts
 from cluster.simulate.traffic import Conversation, Turn
-from tests.bench.simulate.constants import Measured, Probe
+from tests.bench.simulate.constants import Measured, Probe, target_row_steps
 from tests.bench.simulate.real_cluster import RoundMeter, serving
 
 CONFIG = Path("configs/laptop.yaml")
@@ -263,12 +263,13 @@ def main() -> None:
         real = {int(concurrency): figures for concurrency, figures in data["real"].items()}
         measured, phases = Measured.from_json(data["constants"]), data["phases"]
     else:
+        row_steps = target_row_steps(load_config(CONFIG, SETTINGS))
         load_before = os.getloadavg()
         with (
             TemporaryDirectory() as cache,  # nothing is known of earlier runs
             serving(CONFIG, [*SETTINGS, f"cache.directory={cache}"], Path("build/simulate/serve.log")) as url,
         ):
-            probe = Probe(url)
+            probe = Probe(url, row_steps)
             real, phases = run_real(url, texts, phases, probe)
         measured = probe.samples.fit()
         print(measured.as_json(), flush=True)

@@ -17,25 +17,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from actors.engine.row_tiers import row_tier
+from actors.build import build_target_engine
+from actors.home import paceline_home
+from actors.models.catalog import resolve_model
 from cluster.cli.bench.options import ServeOptions
 from cluster.cli.bench.prompts import BenchPrompt
 from cluster.cli.bench.serve import run_serve
+from cluster.config import ClusterConfig
 from cluster.simulate.options import CostOptions, ForwardOptions
 from tests.bench.simulate.real_cluster import GATEWAYS, RoundMeter, processor_s
 
 _DECODING = (1, 2, 4, 8, 16)
 _PROMPT = 8  # tokens of a prompt while decoding is measured
 _FAR, _FAR_PROMPT = 8, 256  # sequences, and tokens of their prompts, for what a cached token costs
-PROMPT_ROWS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+PROMPT_ROWS = (8, 12, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 _REPEATS = 3  # of each, every time
 _DRAFTING_REPEATS = 3  # they alone tell what draft rows of many sequences take, and rounds with drafts differ
 _MIXED = ((8, 48), (32, 48), (96, 16))  # tokens of a prompt, and how many of them, among decoding sequences
 _MIXED_ANSWER, _MIXED_AT_A_TIME = 16, 16
 _SHORT, _LONG = 8, 40  # tokens of the answers while decoding is measured
 _ASKED = 16  # requests at once whose gateway's time is measured
-_ROW_STEPS = sorted({row_tier(rows) for rows in range(1, 257)})  # as of `actors.engine.model_runner`
 _KNOTS = (1, 2, 4, *PROMPT_ROWS)  # of the line by rows
 _REWEIGHTINGS, _SMALL_ERROR = 30, 0.01
 _FIRST_TOKEN = 1000  # ids of made-up prompts
@@ -76,9 +79,10 @@ class Samples:
     router: dict[int, list[float]] = field(default_factory=dict)  # s a round, by sequences
     firsts: list[float] = field(default_factory=list)  # s to the only token of an answer, without the target's part
     gateway: list[tuple[float, float]] = field(default_factory=list)  # processor s of a request, and of a chunk
+    row_steps: tuple[int, ...] = ()  # that the target pads its forwards to
 
     def fit(self) -> Measured:
-        return Measured(self._costs(), fit_forward(at_one_pace(self.rounds)))
+        return Measured(self._costs(), fit_forward(at_one_pace(self.rounds), self.row_steps))
 
     def _costs(self) -> CostOptions:
         counts = np.array(sorted(self.router), np.float64)
@@ -101,8 +105,9 @@ class Samples:
 class Probe:
     """Sends made-up prompts to a cluster and adds to the samples."""
 
-    def __init__(self, url: str, seed: int = 0) -> None:
-        self.samples = Samples()
+    def __init__(self, url: str, row_steps: tuple[int, ...], seed: int = 0) -> None:
+        """row_steps: see `target_row_steps`."""
+        self.samples = Samples(row_steps=row_steps)
         self._url = url
         self._random = np.random.default_rng(seed)
         self._session = 0
@@ -119,7 +124,9 @@ class Probe:
         for rows in PROMPT_ROWS * _REPEATS:
             # In a round each; another, empty one frees the sequence.
             read, records = self._metered(1, 1, prompt=rows, answer=1)
-            alone = MeanRound(f"prompt of {rows}", self._session, row_tier(rows), 1.0, 1.0, 0.0, read["target_s"])
+            alone = MeanRound(
+                f"prompt of {rows}", self._session, padded(rows, samples.row_steps), 1.0, 1.0, 0.0, read["target_s"]
+            )
             samples.rounds.append(alone)
             samples.firsts.append(records[0].ttft - read["target_s"])
         for prompt, number in _MIXED:
@@ -149,10 +156,7 @@ class Probe:
     ) -> None:
         """rows: None where they differ from round to round. cached: tokens of a sequence."""
         mean = read["rows"] / read["rounds"]
-        step = bisect_left(_ROW_STEPS, mean)
-        # Most rounds of few rows have one row or four, and no padding.
-        padding = (_ROW_STEPS[step] - _ROW_STEPS[step - 1] - 1) / 2 if mean > 4.0 else 0.0
-        filled = row_tier(rows) if rows is not None else mean + padding
+        filled = mean_padded(mean, self.samples.row_steps) if rows is None else padded(rows, self.samples.row_steps)
         seconds = read["target_s"] / read["rounds"]
         told = MeanRound(kind, self._session, filled, scored, sequences, sequences * cached, seconds)
         self.samples.rounds.append(told)
@@ -192,6 +196,29 @@ class Probe:
         return run_serve(prompts, options).records[speculation]
 
 
+def target_row_steps(config: ClusterConfig) -> tuple[int, ...]:
+    """Row counts that the cluster's target pads its forwards to, as it tells its router: the kernels that are fastest
+    on this machine decide."""
+    torch.set_num_threads(config.target.threads)
+    source = resolve_model(config.target.model, paceline_home())
+    return tuple(build_target_engine(source, config.target).row_steps)
+
+
+def padded(rows: int, row_steps: Sequence[int]) -> int:
+    """Rows that the target computes for `rows`."""
+    step = bisect_left(row_steps, rows)
+    return row_steps[step] if step < len(row_steps) else rows
+
+
+def mean_padded(rows: float, row_steps: Sequence[int]) -> float:
+    """The same of rounds that have so many rows in the mean. Most rounds of few rows have one row or four, and no
+    padding."""
+    step = bisect_left(row_steps, rows)
+    if rows <= 4.0 or not 0 < step < len(row_steps):
+        return rows
+    return rows + (row_steps[step] - row_steps[step - 1] - 1) / 2
+
+
 def at_one_pace(rounds: Sequence[MeanRound]) -> list[MeanRound]:
     """Each session's times, divided by its pace: the median of how much longer than in all sessions (their median)
     rounds of a kind took. Kinds of one session alone do not count."""
@@ -212,7 +239,7 @@ def at_one_pace(rounds: Sequence[MeanRound]) -> list[MeanRound]:
     return found
 
 
-def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
+def fit_forward(rounds: Sequence[MeanRound], row_steps: tuple[int, ...]) -> ForwardOptions:
     """The line by rows, which never falls, and the prices, >= 0, that leave the least relative errors."""
     knots = np.array(_KNOTS, np.float64)
     columns = []
@@ -224,7 +251,7 @@ def fit_forward(rounds: Sequence[MeanRound]) -> ForwardOptions:
     line = np.cumsum(found[: len(knots)])
     return ForwardOptions(
         row_times=tuple(zip(_KNOTS, line.tolist(), strict=True)),
-        row_steps=tuple(_ROW_STEPS),
+        row_steps=row_steps,
         scored_row_s=float(found[-3]),
         sequence_s=float(found[-2]),
         context_token_s=float(found[-1]),
