@@ -10,6 +10,7 @@ from typing import Any
 from actors.drafters.registry import CACHE
 from cluster.config import ClusterConfig
 from cluster.simulate.cluster import Inspect, SimulatedCluster
+from cluster.simulate.conversations import ConversationDraws, drawn_ahead
 from cluster.simulate.events import Events
 from cluster.simulate.exact_group import ExactGroup
 from cluster.simulate.faults import Fault
@@ -28,6 +29,7 @@ from cluster.tenants.scope import Sharing, scope_of
 _SERVER_KEY = b"simulated"
 _RATE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _DRAFTING_S = 40.0  # after the warm-up
+_MANY_CONVERSATIONS = 50_000  # so many, and another process draws them: its start takes a few seconds
 _MOST_RATE_WORKERS = 16  # beyond, sequences have a draft worker each anyway
 
 
@@ -99,10 +101,11 @@ class Simulation:
         self.traffic = (make_traffic or self._traffic_over(texts))(self.events, self._send)
 
     def _traffic_over(self, texts: Texts) -> Callable[[Events, Callable[[Turn], object]], TrafficSource]:
-        options, most_tokens = self._options, self.cluster.max_model_len - 1
-        return lambda events, send: Traffic(
-            events, options.traffic, texts, options.seed, most_tokens=most_tokens, send=send
-        )
+        options, traffic = self._options, self._options.traffic
+        draws = ConversationDraws(traffic, texts, options.seed, most_tokens=self.cluster.max_model_len - 1)
+        is_long = traffic.clients is None and traffic.conversations_per_s * options.seconds >= _MANY_CONVERSATIONS
+        conversations = drawn_ahead(draws) if is_long and options.level == "aggregate" else iter(draws)
+        return lambda events, send: Traffic(events, traffic, conversations, options.seed, send=send)
 
     def run(self) -> Report:
         began = time.perf_counter()

@@ -130,10 +130,11 @@ class GatewayLimiters:
 
     def enter(self, tenant: int, admit: Admit) -> None:
         """Call `admit` with the tenant's limiter, once it has leases of rates, or soon without them."""
-        limiter, name = self.of(tenant), str(tenant)
+        limiter = self.of(tenant)
         if self._stored is None:
             admit(limiter)
             return
+        name = str(tenant)
         self._active[name] = limiter
         if not self._is_renewing:
             self._is_renewing = True
@@ -149,10 +150,11 @@ class GatewayLimiters:
 
     def await_place(self, tenant: int, admit: Admit) -> None:
         """Call `admit`, once there is a place if this gateway has none and may get one, or soon without it."""
-        limiter, name = self.of(tenant), str(tenant)
+        limiter = self.of(tenant)
         if self._stored is None or self._breaker.is_open or not limiter.should_ask_for_places(1):
             admit(limiter)
             return
+        name = str(tenant)
         self._active[name] = limiter
         self._without_lease.add(name)
         self._await(_Waiter(admit, limiter, 1))

@@ -1,6 +1,6 @@
 """Runs the laptop's cluster for real and simulated, and prints both and their differences.
 
-    python -m tests.bench.simulate.calibrate build/simulate/answers.npz [--cycles 4] [--json FILE]
+    python -m tests.bench.simulate.calibrate build/simulate/answers.npz [--cycles 4] [--held] [--json FILE]
 
 The answers come from `record_answers`. A real cluster is started, and `paceline bench serve` sends the recorded prompts
 with 1, 4, 16 and 64 requests at a time, in turn, several times, each prompt once. Before, between and after the turns
@@ -11,6 +11,9 @@ ahead, in both. Figures are those of all requests with the same number at a time
 On a machine that others load, forwards take longer at one time than at another. A second table tells what is left when
 the forwards of each number at a time are simulated at the pace that the real ones had: then the model is compared, and
 not the machine.
+
+--held: the forwards of the real target last as long as a table says, longer than they take by themselves, and the
+simulated ones too. So everything else is compared, on a machine whose own times would differ from run to run.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ from cluster.cli.bench.serve_metrics import summarise
 from cluster.cli.bench.stream_client import RequestRecord
 from cluster.cli.table import plain_table
 from cluster.config import ClusterConfig, load_config
+from cluster.simulate.conversations import Conversation
 from cluster.simulate.events import Events
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.options import ForwardOptions, SimulationOptions
 from cluster.simulate.records import figures_of
 from cluster.simulate.simulation import Simulation
 from cluster.simulate.texts import RecordedTexts
-from cluster.simulate.traffic import Conversation, Turn
+from cluster.simulate.traffic import Turn
 from tests.bench.simulate.constants import Measured, Probe, target_row_steps
 from tests.bench.simulate.real_cluster import RoundMeter, serving
 
@@ -52,6 +56,8 @@ SETTINGS = ["draft.model=none", "router.send_ahead='off'"]
 SHARES = {1: 0.13, 4: 0.16, 16: 0.21, 64: 0.50}  # of the prompts, by requests at a time
 NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 _PACINGS = 3
+# Seconds by rows, half as long again and more than laptops took.
+HELD = ((1, 0.04), (4, 0.06), (8, 0.09), (16, 0.15), (32, 0.23), (64, 0.4), (128, 0.75), (256, 1.4), (1024, 5.5))
 
 Figures = dict[str, float]
 Phase = tuple[int, list[int]]  # requests at a time, and which prompts
@@ -95,12 +101,13 @@ class RealLoad:
 
 
 def run_real(
-    url: str, texts: RecordedTexts, phases: Sequence[Phase], probe: Probe
+    url: str, texts: RecordedTexts, phases: Sequence[Phase], probe: Probe, *, is_held: bool
 ) -> tuple[dict[int, Figures], list[Phase]]:
-    """Also the phases with their prompts in the order in which they were sent. Measures before each cycle and after."""
+    """Also the phases with their prompts in the order in which they were sent. Measures before each cycle and after the
+    last; with held forwards, before the first one only."""
     loads, sent = {concurrency: RealLoad() for concurrency, _ in phases}, []
     for concurrency, numbers in phases:
-        if concurrency == phases[0][0]:
+        if concurrency == phases[0][0] and not (is_held and sent):
             probe.sample()
         prompts = [BenchPrompt(str(n), "", token_ids=tuple(texts.prompts[n].tolist())) for n in numbers]
         options = ServeOptions(
@@ -114,7 +121,8 @@ def run_real(
         load.seconds += report.summaries["on"]["duration"]
         sent.append((concurrency, [int(record.name) for record in report.records["on"]]))
         print(f"real, {concurrency} at a time, so far: {_shown(load.figures())}", flush=True)
-    probe.sample()
+    if not is_held:
+        probe.sample()
     probe.sample_drafting()
     return {concurrency: load.figures() for concurrency, load in loads.items()}, sent
 
@@ -160,7 +168,7 @@ class PhasedLoad:
             number = self._left.popleft()
             self._num_open += 1
             prompt, answer = self._texts.prompts[number], self._texts.answers[number]
-            told = Conversation(number, 0, np.random.default_rng(number), prompt)
+            told = Conversation(number, 0, iter(()))
             self._send(Turn(told, 1, np.concatenate([prompt, answer]), len(prompt), None))
 
     def ended(self, turn: Turn, is_answered: bool) -> None:
@@ -218,6 +226,15 @@ def _shown(figures: Figures) -> str:
     return ", ".join(f"{name} {figure:.4g}" for name, figure in figures.items())
 
 
+def holding_forwards() -> dict[str, str]:
+    """The environment of a cluster whose forwards last as long as told."""
+    folder = str(Path(__file__).parent / "held_forwards")
+    return {
+        "HELD_FORWARDS": json.dumps(HELD),
+        "PYTHONPATH": os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
+    }
+
+
 def run_paced(
     config: ClusterConfig,
     texts: RecordedTexts,
@@ -251,6 +268,7 @@ def main() -> None:
     parser.add_argument("answers", type=Path)
     parser.add_argument("--concurrency", type=int, nargs="+", default=list(SHARES), choices=list(SHARES))
     parser.add_argument("--cycles", type=int, default=4)
+    parser.add_argument("--held", action="store_true", help="forwards last as long as a table says")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--from-json", type=Path, help="real figures and constants of an earlier run: only simulate")
     arguments = parser.parse_args()
@@ -267,11 +285,18 @@ def main() -> None:
         load_before = os.getloadavg()
         with (
             TemporaryDirectory() as cache,  # nothing is known of earlier runs
-            serving(CONFIG, [*SETTINGS, f"cache.directory={cache}"], Path("build/simulate/serve.log")) as url,
+            serving(
+                CONFIG,
+                [*SETTINGS, f"cache.directory={cache}"],
+                Path("build/simulate/serve.log"),
+                holding_forwards() if arguments.held else {},
+            ) as url,
         ):
             probe = Probe(url, row_steps)
-            real, phases = run_real(url, texts, phases, probe)
+            real, phases = run_real(url, texts, phases, probe, is_held=arguments.held)
         measured = probe.samples.fit()
+        if arguments.held:
+            measured = Measured(measured.costs, ForwardOptions(row_times=HELD, row_steps=row_steps))
         print(measured.as_json(), flush=True)
         data = {
             "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
@@ -286,10 +311,13 @@ def main() -> None:
     config = load_config(CONFIG, SETTINGS)
     simulated = run_simulated(config, texts, phases, measured)
     print(differences("Real and simulated, with one set of constants", real, simulated))
-    paced = run_paced(config, texts, phases, measured, real, simulated)
-    print(differences("Real and simulated, with the forwards of each phase as slow as they were", real, paced))
+    found = {"simulated": simulated}
+    if not arguments.held:
+        found["paced"] = run_paced(config, texts, phases, measured, real, simulated)
+        title = "Real and simulated, with the forwards of each phase as slow as they were"
+        print(differences(title, real, found["paced"]))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({**data, "simulated": simulated, "paced": paced}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({**data, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import psutil
@@ -19,11 +20,13 @@ from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 
 _START_WITHIN_S = 300.0
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
-def serving(config: Path, settings: list[str], log: Path) -> Iterator[str]:
-    """`paceline serve` with a configuration, until the end of the block. Gives its URL."""
+def serving(config: Path, settings: list[str], log: Path, environment: Mapping[str, str] = _NOTHING) -> Iterator[str]:
+    """`paceline serve` with a configuration, until the end of the block. Gives its URL. environment: what else it has
+    in it."""
     http_port, grpc_port = free_ports(2)
     ports = [f"gateway.http_port={http_port}", f"gateway.grpc_port={grpc_port}"]
     command = [sys.executable, "-m", "cluster.cli.main", "serve", str(config)]
@@ -32,7 +35,9 @@ def serving(config: Path, settings: list[str], log: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{http_port}"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as written:
-        process = subprocess.Popen(command, stdout=written, stderr=written, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=written, stderr=written, start_new_session=True, env=os.environ | environment
+        )
     try:
         wait_for(lambda: process.poll() is not None or _is_ready(url), "readiness", _START_WITHIN_S)
         assert process.poll() is None, f"paceline serve ended: see {log}"

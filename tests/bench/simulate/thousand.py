@@ -22,7 +22,7 @@ from cluster.simulate.texts import PhraseTexts
 
 NAMES = (
     "requests", "tokens_per_s", "goodput_share", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms",
-    "prefix_hit_rate", "refusals", "probes_per_s", "busiest_gateway_share", "events", "cpu_s",
+    "prefix_hit_rate", "refusals", "probes_per_s", "busiest_gateway_share", "events", "wall_s", "cpu_s",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         told = options_of(groups, arguments.rate, arguments.seconds)
         figures = Simulation(config_of(groups), told, rates=rates).run().figures
         found[groups] = {**figures, "cpu_s": time.process_time() - began}
-        print(f"{groups} groups: {found[groups]['cpu_s']:.0f} s of processor time", flush=True)
+        print(f"{groups} groups: {figures['wall_s']:.0f} s", flush=True)
     rows = [(name, *(f"{figures[name]:,.2f}" for figures in found.values())) for name in NAMES]
     print(plain_table(f"{arguments.seconds:g} simulated seconds", ("figure", *map(str, found)), rows))
     if arguments.json is not None:

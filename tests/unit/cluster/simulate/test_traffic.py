@@ -1,15 +1,17 @@
 """Events, arrivals and conversations of the simulator."""
 
 from itertools import islice, pairwise
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
 
 from cluster.simulate.arrivals import arrival_times
+from cluster.simulate.conversations import ConversationDraws, drawn_ahead
 from cluster.simulate.events import Events, Server
 from cluster.simulate.options import SimulationOptions, TrafficOptions
 from cluster.simulate.records import Record
-from cluster.simulate.texts import PhraseTexts
+from cluster.simulate.texts import LengthsOnly, PhraseTexts
 from cluster.simulate.traffic import Traffic
 
 
@@ -52,7 +54,8 @@ def sent_by(options, seconds=60.0, most_tokens=4000, seed=3):
         turns.append((events.now, turn))
         events.after(0.5, traffic.ended, turn, True)
 
-    traffic = Traffic(events, options, PhraseTexts(0), seed, most_tokens=most_tokens, send=send)
+    conversations = ConversationDraws(options, PhraseTexts(0), seed, most_tokens=most_tokens)
+    traffic = Traffic(events, options, iter(conversations), seed, send=send)
     events.run(seconds)
     return turns
 
@@ -93,6 +96,23 @@ def test_conversations_are_drawn_by_seed_and_number(seed):
         assert told.tenant == np.searchsorted(np.cumsum(weights / weights.sum()), drawn)
 
 
+def test_another_process_draws_the_same_conversations():
+    options = TrafficOptions(system_prompts=3, cancelled_share=0.3, batch_share=0.3, turns=5.0)
+    draws = ConversationDraws(options, LengthsOnly(), 3, most_tokens=2500)
+    elsewhere = drawn_ahead(draws)
+    num_turns = 0
+    for here, there in zip(draws, islice(elsewhere, 1500), strict=False):  # more than are drawn ahead
+        assert (here.number, here.tenant, here.system) == (there.number, there.tenant, there.system)
+        assert (here.num_system, here.service_class) == (there.num_system, there.service_class)
+        for one, other in zip(here.turns, there.turns, strict=True):
+            assert np.array_equal(one.text, other.text)
+            assert one[1:] == other[1:]
+            num_turns += 1
+    elsewhere.close()
+    assert num_turns > 1500
+    assert not active_children()
+
+
 def test_in_a_closed_loop_there_are_so_many_requests_at_a_time():
     turns = sent_by(TrafficOptions(clients=3, turns=1.0), seconds=5.0)
     assert len(turns) == 3 * 11  # each takes half a second, and the first are sent at 0
@@ -113,7 +133,7 @@ def test_a_share_of_conversations_is_batch_and_held_to_its_own_objectives():
     sent = []
     options = TrafficOptions(clients=400, batch_share=0.25, tenants=2)
     events = Events()
-    Traffic(events, options, PhraseTexts(1), 3, most_tokens=4000, send=sent.append)
+    Traffic(events, options, iter(ConversationDraws(options, PhraseTexts(1), 3, most_tokens=4000)), 3, send=sent.append)
     events.run(0.1)
     assert 70 <= sum(turn.conversation.service_class == "batch" for turn in sent) <= 130
     objectives = SimulationOptions().objectives
