@@ -6,12 +6,13 @@ Each is drawn from the seed and its number alone, so it can also be drawn ahead,
 from __future__ import annotations
 
 import math
-from collections import deque
+import signal
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from actors.messages import ServiceClass
 from cluster.simulate.options import TrafficOptions
 from cluster.simulate.texts import Texts
 
-_CHUNK, _CHUNKS_AHEAD = 256, 4  # conversations drawn at a time, and how many such that nobody has asked for yet
+_CHUNK = 64  # conversations that go from process to process at a time
 
 
 class DrawnTurn(NamedTuple):
@@ -97,10 +98,10 @@ class ConversationDraws:
             return mean
         return max(1, round(random.lognormal(math.log(mean) - spread**2 / 2, spread)))
 
-    def packed(self, first: int, number: int) -> list[tuple[object, ...]]:
-        """So many conversations, whole."""
+    def packed(self, first: int, num_conversations: int) -> list[tuple[object, ...]]:
+        """Conversations from number `first` on with all their turns, as tuples for another process."""
         found: list[tuple[object, ...]] = []
-        for told in map(self.drawn, range(first, first + number)):
+        for told in map(self.drawn, range(first, first + num_conversations)):
             turns = list(told.turns)
             lengths = [(len(turn.text), *turn[1:]) for turn in turns]
             text = turns[-1].text if turns else None
@@ -109,16 +110,26 @@ class ConversationDraws:
 
 
 def drawn_ahead(draws: ConversationDraws) -> Iterator[Conversation]:
-    """The same conversations, drawn by another process meanwhile."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as drawer:
-        chunks = deque(drawer.submit(draws.packed, first, _CHUNK) for first in range(0, _CHUNKS_AHEAD * _CHUNK, _CHUNK))
-        try:
-            for first in count(_CHUNKS_AHEAD * _CHUNK, _CHUNK):
-                chunk = chunks.popleft().result()
-                chunks.append(drawer.submit(draws.packed, first, _CHUNK))
-                yield from map(_unpacked, chunk)
-        finally:
-            drawer.shutdown(cancel_futures=True)
+    """The same conversations in the same order; another process draws them ahead, and ends when this is closed or the
+    process that asked."""
+    context = get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    drawer = context.Process(target=_draw, args=(draws, sender), daemon=True)
+    drawer.start()
+    sender.close()
+    try:
+        while True:
+            yield from map(_unpacked, receiver.recv())
+    finally:
+        receiver.close()
+        drawer.join()
+
+
+def _draw(draws: ConversationDraws, sender: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(BrokenPipeError):  # nobody wants more
+        for first in count(0, _CHUNK):
+            sender.send(draws.packed(first, _CHUNK))
 
 
 def _unpacked(packed: tuple) -> Conversation:

@@ -197,8 +197,8 @@ class Probe:
 
 
 def target_row_steps(config: ClusterConfig) -> tuple[int, ...]:
-    """Row counts that the cluster's target pads its forwards to, as it tells its router: the kernels that are fastest
-    on this machine decide."""
+    """Row counts that a target of this configuration pads its forwards to: the kernels that were fastest on this
+    machine decide."""
     torch.set_num_threads(config.target.threads)
     source = resolve_model(config.target.model, paceline_home())
     return tuple(build_target_engine(source, config.target).row_steps)

@@ -20,11 +20,12 @@ from paceline_testing.ray_processes import ray_processes
 from paceline_testing.scraped import value_of
 
 _START_WITHIN_S = 300.0
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
-def serving(config: Path, settings: list[str], log: Path, environment: Mapping[str, str] = _NOTHING) -> Iterator[str]:
+def serving(
+    config: Path, settings: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
     """`paceline serve` with a configuration, until the end of the block. Gives its URL. environment: what else it has
     in it."""
     http_port, grpc_port = free_ports(2)

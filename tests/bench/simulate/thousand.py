@@ -73,7 +73,7 @@ def main() -> None:
         began = time.process_time()
         told = options_of(groups, arguments.rate, arguments.seconds)
         figures = Simulation(config_of(groups), told, rates=rates).run().figures
-        found[groups] = {**figures, "cpu_s": time.process_time() - began}
+        found[groups] = {**figures, "cpu_s": time.process_time() - began}  # without the process that draws traffic
         print(f"{groups} groups: {figures['wall_s']:.0f} s", flush=True)
     rows = [(name, *(f"{figures[name]:,.2f}" for figures in found.values())) for name in NAMES]
     print(plain_table(f"{arguments.seconds:g} simulated seconds", ("figure", *map(str, found)), rows))

@@ -1,6 +1,7 @@
 """Makes the forwards of targets last as long as a table says, in all processes that have this folder on Python's path.
 
-HELD_FORWARDS: the table, JSON, pairs of rows and seconds. A forward that takes longer by itself is not changed.
+HELD_FORWARDS: the table, JSON, pairs of rows and seconds. A forward that takes longer by itself is not changed. For
+targets on CPUs, whose rounds are timed by the host's clock.
 """
 
 import importlib.util

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from cluster.cli.app import app
 from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
+from cluster.simulate import simulation as simulation_module
 from cluster.simulate.faults import Fault
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.gateway import GATEWAY_LOST, is_right
@@ -105,6 +106,18 @@ def test_aggregated_groups_agree_with_exact_ones():
     assert fluid["requests"] == pytest.approx(exact["requests"], rel=0.1)
     for name in ("tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "prefix_hit_rate"):
         assert fluid[name] == pytest.approx(exact[name], rel=0.15), name
+
+
+def test_it_makes_no_difference_which_process_draws_the_conversations(monkeypatch):
+    cluster = ClusterConfig.model_validate({"target": {"groups": 2}, "draft": {"model": "none"}})
+    told = SimulationOptions.model_validate({"seconds": 10.0, "level": "aggregate", "traffic": QUIET})
+    found = []
+    for many in (1 << 20, 1):
+        monkeypatch.setattr(simulation_module, "_MANY_CONVERSATIONS", many)
+        figures = Simulation(cluster, told, rates=rates_of(MeasuredTimes(told.forward))).run().figures
+        found.append({name: figure for name, figure in figures.items() if name != "wall_s"})
+    assert found[0] == found[1]
+    assert found[0]["requests"] > 10
 
 
 def test_aggregated_groups_count_draft_workers_and_the_shared_cache_as_exact_ones():

@@ -1,5 +1,6 @@
 """Events, arrivals and conversations of the simulator."""
 
+from contextlib import closing
 from itertools import islice, pairwise
 from multiprocessing import active_children
 
@@ -98,19 +99,18 @@ def test_conversations_are_drawn_by_seed_and_number(seed):
 
 def test_another_process_draws_the_same_conversations():
     options = TrafficOptions(system_prompts=3, cancelled_share=0.3, batch_share=0.3, turns=5.0)
-    draws = ConversationDraws(options, LengthsOnly(), 3, most_tokens=2500)
-    elsewhere = drawn_ahead(draws)
+    draws, before = ConversationDraws(options, LengthsOnly(), 3, most_tokens=2500), set(active_children())
     num_turns = 0
-    for here, there in zip(draws, islice(elsewhere, 1500), strict=False):  # more than are drawn ahead
-        assert (here.number, here.tenant, here.system) == (there.number, there.tenant, there.system)
-        assert (here.num_system, here.service_class) == (there.num_system, there.service_class)
-        for one, other in zip(here.turns, there.turns, strict=True):
-            assert np.array_equal(one.text, other.text)
-            assert one[1:] == other[1:]
-            num_turns += 1
-    elsewhere.close()
-    assert num_turns > 1500
-    assert not active_children()
+    with closing(drawn_ahead(draws)) as elsewhere:
+        for here, there in zip(draws, islice(elsewhere, 500), strict=False):
+            assert (here.number, here.tenant, here.system) == (there.number, there.tenant, there.system)
+            assert (here.num_system, here.service_class) == (there.num_system, there.service_class)
+            for one, other in zip(here.turns, there.turns, strict=True):
+                assert np.array_equal(one.text, other.text)
+                assert one[1:] == other[1:]
+                num_turns += 1
+    assert num_turns > 500
+    assert set(active_children()) == before
 
 
 def test_in_a_closed_loop_there_are_so_many_requests_at_a_time():
