@@ -110,7 +110,7 @@ def test_aggregated_groups_agree_with_exact_ones():
 
 def test_it_makes_no_difference_which_process_draws_the_conversations(monkeypatch):
     cluster = ClusterConfig.model_validate({"target": {"groups": 2}, "draft": {"model": "none"}})
-    told = SimulationOptions.model_validate({"seconds": 10.0, "level": "aggregate", "traffic": QUIET})
+    told = SimulationOptions.model_validate({"seconds": 40.0, "level": "aggregate", "traffic": QUIET})
     found = []
     for many in (1 << 20, 1):
         monkeypatch.setattr(simulation_module, "_MANY_CONVERSATIONS", many)
