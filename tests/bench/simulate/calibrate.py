@@ -56,7 +56,7 @@ SETTINGS = ["draft.model=none", "router.send_ahead='off'"]
 SHARES = {1: 0.13, 4: 0.16, 16: 0.21, 64: 0.50}  # of the prompts, by requests at a time
 NAMES = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 _PACINGS = 3
-# Seconds by rows, at least half as long again as a laptop took.
+# Seconds by rows, 1.5 to 2.5 times as long as on the machine of docs/scale.md.
 HELD = ((1, 0.04), (4, 0.06), (8, 0.09), (16, 0.15), (32, 0.23), (64, 0.4), (128, 0.75), (256, 1.4), (4096, 22.0))
 
 Figures = dict[str, float]
