@@ -49,7 +49,7 @@ class ChunkReceiver:
         """keys: the cluster's client keys."""
         self.name = b"chunks-" + secrets.token_hex(8).encode()
         self._streams: dict[str, asyncio.Queue[TokenChunk | BaseException]] = {}  # by request id
-        self._subscriber = Subscriber(keys, self.name, self._hear)
+        self._subscriber = Subscriber(keys, self.name, hear=self._hear)
 
     def follow(self, addresses: Iterable[LinkAddress]) -> None:
         """See `Subscriber.follow`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from actors.workers.directory import read_client_keys
 from cluster.routing.heard_statuses import heard_statuses
 from cluster.routing.known_routers import MOST_COMPARED, KnownRouters, routed_prompt
 from cluster.routing.replica_choice import soonest_first
-from cluster.routing.router_news import NEWS, decode_news
+from cluster.routing.router_news import NEWS, WHOLE, decode_news
 from cluster.routing.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ class SoonestFirst(RequestRouter):
         while self._listener is None:
             try:
                 keys = await read_client_keys(self._directory_name)
-                self._listener = Subscriber(keys, NEWS, self._hear, pause_s=NEWS_PAUSE_S)
+                topics = NEWS, WHOLE + secrets.token_hex(8).encode()
+                self._listener = Subscriber(keys, *topics, hear=self._hear, pause_s=NEWS_PAUSE_S)
                 self._follow()
             except Exception as error:
                 logger.warning("the gateway does not hear routers yet: %r", error)

@@ -112,12 +112,12 @@ class SimulatedCluster:
                 reaches_store=lambda: self.log.is_there and not gateway.store.is_cut,
                 seed=seed,
             ),
-            self._audience.joined,
+            lambda gateway: self._audience.joined.append(gateway.hear),
         )
         if self._options.news == "each":
-            self._audience.hearers.append(gateway.hear)
+            self._audience.add(gateway.hear)
         elif self._options.news == "shared" and not self._audience.hearers:  # it hears for all
-            self._audience.hearers.append(lambda router, news, now: gateway.choice.hear(news, now))
+            self._audience.add(lambda router, news, now: gateway.choice.hear(news, now))
         return gateway
 
     # Groups

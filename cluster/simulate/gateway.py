@@ -48,7 +48,7 @@ class Gateway:
         costs: CostOptions,
         make_choice: Callable[[], RouterChoice],
         make_limiters: Callable[[Gateway], GatewayLimiters],
-        on_return: Callable[[], object] = lambda: None,
+        on_return: Callable[[Gateway], object] = lambda gateway: None,
     ) -> None:
         """make_choice, make_limiters: called at each start. on_return: it listens to routers again."""
         self.events = events
@@ -100,7 +100,7 @@ class Gateway:
             self.is_there = True
             self.num_probes += self.choice.num_probes
             self._begin_anew()
-            self._on_return()
+            self._on_return(self)
 
 
 class ClientCall:

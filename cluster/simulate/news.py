@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from cluster.routing.announcer import Announcer
 from cluster.routing.publisher import Publisher
-from cluster.routing.router_news import NEWS
+from cluster.routing.router_news import NEWS, WHOLE
 from cluster.simulate.events import Events
 
 ANNOUNCE_PERIOD_S = 0.25  # as of `cluster.router.deployment`
@@ -23,11 +23,11 @@ class Audience:
         """num_gateways: as many as routers say there are."""
         self.num_gateways = num_gateways
         self.hearers: list[Hear] = []
-        self.num_joined = 1  # times that some have begun to listen, the start included
+        self.joined: list[Hear] = []  # each time that one begins to listen
 
-    def joined(self) -> None:
-        """One that was gone listens again."""
-        self.num_joined += 1
+    def add(self, hear: Hear) -> None:
+        self.hearers.append(hear)
+        self.joined.append(hear)
 
 
 class SimulatedPublisher:
@@ -42,15 +42,22 @@ class SimulatedPublisher:
         self._num_met = 0
 
     def meet(self) -> set[bytes]:
-        num_met, self._num_met = self._num_met, self._audience.num_joined
-        return {NEWS} if self._num_met > num_met else set()
+        first, self._num_met = self._num_met, len(self._audience.joined)
+        return {_topic_of(number) for number in range(first, self._num_met)}
 
     def send(self, topic: bytes, data: bytes) -> None:
-        self._events.after(self._hop_s, self._arrive, data)
+        is_news = topic == NEWS
+        hearers = self._audience.hearers if is_news else [self._audience.joined[int(topic.removeprefix(WHOLE))]]
+        self._events.after(self._hop_s, self._arrive, hearers, data)
 
-    def _arrive(self, data: bytes) -> None:
-        for hear in self._audience.hearers:
+    def _arrive(self, hearers: Sequence[Hear], data: bytes) -> None:
+        for hear in hearers:
             hear(self._name, data, self._events.now)
+
+
+def _topic_of(number: int) -> bytes:
+    """number: of those that have joined."""
+    return WHOLE + str(number).encode()
 
 
 def announcer_of(name: str, publisher: SimulatedPublisher) -> Announcer:

@@ -86,7 +86,7 @@ async def hear(rate: float, seconds: float, tells_status: bool) -> tuple[str, ..
         if news.status is not None:
             statuses.hear(news.router_id, news.status, now)
 
-    subscriber = Subscriber(keys, NEWS, take, pause_s=NEWS_PAUSE_S)
+    subscriber = Subscriber(keys, NEWS, hear=take, pause_s=NEWS_PAUSE_S)
     addresses = await asyncio.to_thread(pipe.recv)
     statuses.follow({f"router-{number}": address for number, address in enumerate(addresses)}, PUBLISHERS)
     subscriber.follow(addresses)

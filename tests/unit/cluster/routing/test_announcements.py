@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -14,7 +15,7 @@ from actors.links.keys import LinkAddress, LinkKeys
 from cluster.routing.announcer import Announcer
 from cluster.routing.prefix_blocks import BLOCK_TOKENS, namespace_block, prefix_blocks
 from cluster.routing.publisher import Publisher
-from cluster.routing.router_news import NEWS, RouterNews, decode_news
+from cluster.routing.router_news import NEWS, WHOLE, RouterNews, decode_news
 from cluster.routing.router_status import RouterStatus
 from cluster.routing.subscriber import Subscriber
 from paceline_testing.router_loads import IDLE
@@ -29,7 +30,8 @@ class Heard:
 
     def __init__(self, keys: LinkKeys) -> None:
         self.news: list[RouterNews] = []
-        self.listener = Subscriber(keys, NEWS, lambda data: self.news.append(decode_news(data)))
+        topics = NEWS, WHOLE + secrets.token_hex(4).encode()
+        self.listener = Subscriber(keys, *topics, hear=lambda data: self.news.append(decode_news(data)))
 
     async def wait(self, condition: Callable[[RouterNews], bool], announce: Callable[[], None]) -> RouterNews:
         """The first news for which the condition is true."""
@@ -87,10 +89,14 @@ async def test_a_gateway_that_comes_later_hears_all_and_one_that_goes_is_not_cou
     gateway.listener.follow(addresses.values())
     await gateway.wait(lambda news: True, lambda: announcer.announce(IDLE, ROOM))
     second = Heard(keys)
+    await gateway.wait(lambda news: news.is_whole, lambda: None)
+    gateway.news.clear()
     second.listener.follow(addresses.values())
     whole = await second.wait(lambda news: news.is_whole, lambda: announcer.announce(IDLE, ROOM))
     assert (whole.num_gateways, len(whole.block_hashes())) == (2, 4)
     second.listener.close()
+    await gateway.wait(lambda news: news.num_gateways == 2, lambda: announcer.announce(IDLE, ROOM))
+    assert not any(news.is_whole or news.blocks for news in gateway.news)  # they know it
     gateway.news.clear()
     await gateway.wait(lambda news: news.num_gateways == 1, lambda: announcer.announce(IDLE, ROOM))
 
@@ -101,8 +107,8 @@ async def test_a_status_is_told_to_whoever_comes_at_each_change_and_once_in_a_wh
     await gateway.wait(lambda news: news.status == statuses[0], lambda: announcer.announce(None, ROOM, statuses[0]))
     second = Heard(keys)
     second.listener.follow([announcer._publisher.address])
-    await second.wait(lambda news: True, lambda: announcer.announce(None, ROOM, statuses[0]))
-    assert second.news[0].status == statuses[0]
+    whole = await second.wait(lambda news: news.is_whole, lambda: announcer.announce(None, ROOM, statuses[0]))
+    assert whole.status == statuses[0]
     second.listener.close()
     gateway.news.clear()
     for number in range(12):
@@ -179,7 +185,7 @@ async def test_a_gateway_that_was_busy_catches_up_and_others_have_their_turn(rou
         if data == b"7":
             raise TypeError("what is this?")
 
-    listener = Subscriber(keys, NEWS, hear)
+    listener = Subscriber(keys, NEWS, hear=hear)
     listener.follow([publisher.address])
     async with asyncio.timeout(20):
         while not publisher.subscribers:
@@ -193,6 +199,26 @@ async def test_a_gateway_that_was_busy_catches_up_and_others_have_their_turn(rou
             await asyncio.sleep(0)
     assert heard == [b"%d" % number for number in range(1000)]
     assert len(turns) >= 20
+    listener.close()
+
+
+async def test_long_messages_leave_others_their_turn(routers, keys):
+    publisher = routers["a"]._publisher
+    heard: list[bytes] = []
+    turns = set[int]()
+    listener = Subscriber(keys, NEWS, hear=heard.append)
+    listener.follow([publisher.address])
+    async with asyncio.timeout(20):
+        while not publisher.subscribers:
+            publisher.meet()
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            publisher.send(NEWS, bytes(200_000))
+        time.sleep(0.3)  # noqa: ASYNC251  # the gateway is busy
+        while len(heard) < 20:
+            turns.add(len(heard))
+            await asyncio.sleep(0)
+    assert len(turns) == 20  # after each message
     listener.close()
 
 
