@@ -12,6 +12,7 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from cluster.tenants.registry import (
 logger = logging.getLogger(__name__)
 
 _CHECK_PERIOD_S = 1.0
+_IDLE_S = 3.0  # without a question: what is known may be old, and whoever asks now waits for the file
+_MUCH_BYTES = 128 * 1024  # some 5 ms to read
 _MODE = 0o600
 _SPARE_LINES = 1000  # outdated lines that a small file may have before it is rewritten
 _ENDING_BYTES = 4096  # last bytes read, kept to recognise the same file
@@ -105,6 +108,16 @@ class RegistryFile:
         except OSError as error:
             raise RegistryUnusable(f"{self._path}: cannot be read: {error.strerror}") from None
         return self._last.registry
+
+    def has_much_to_read(self) -> bool:
+        """Whether the next `read` takes long."""
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_known = self._last is not None and self._last.goes_on_in(file, status)
+        except OSError:
+            return False
+        return status.st_size - (self._last.num_bytes if self._last and is_known else 0) > _MUCH_BYTES
 
     def write(self, changes: Changes) -> None:
         """Append changes to what was read, or rewrite the file. The caller must hold the writers' lock. Raises
@@ -190,17 +203,31 @@ class RegistryFollower:
         self._checked_at = clock()
         self._file = RegistryFile(path)
         self._registry = self._file.read()
+        self._reading: threading.Thread | None = None
 
     def current(self, afresh: bool = False) -> Registry | None:
-        """Checks the file at most once a second, afresh: now. None: there has never been one."""
+        """Checks the file at most once a second, afresh: now. None: there has never been one. Much that is new is read
+        by a thread, since an event loop may ask, and the answer is the former one until then; but after a while without a
+        question, the answer is what the file says now."""
         now = self._clock()
-        if not afresh and now - self._checked_at < _CHECK_PERIOD_S:
+        if self._reading is not None and self._reading.is_alive():
+            return self._registry
+        idle_s = now - self._checked_at
+        if not afresh and idle_s < _CHECK_PERIOD_S:
             return self._registry
         self._checked_at = now
         signature = _signature(self._path)  # before reading, so that a concurrent write is seen next time
         if signature == self._signature:
             return self._registry
         self._signature = signature
+        if idle_s < _IDLE_S and self._file.has_much_to_read():
+            self._reading = threading.Thread(target=self._read, name="tenants", daemon=True)
+            self._reading.start()
+        else:
+            self._read()
+        return self._registry
+
+    def _read(self) -> None:
         try:
             registry = self._file.read()
             if registry is None and self._registry is not None:
@@ -210,7 +237,6 @@ class RegistryFollower:
             self._on_failure()
         else:
             self._registry = registry
-        return self._registry
 
 
 def _signature(path: Path) -> _Signature | None:

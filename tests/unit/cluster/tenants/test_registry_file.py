@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -195,6 +196,34 @@ def test_a_mounted_secret_that_is_exchanged_is_read_whole(tmp_path):
         mount(version, names)
         clock.now += 2.0
         assert [tenant.name for tenant in follower.current().tenants] == names
+
+
+def test_much_that_is_new_is_read_while_others_ask(tmp_path, monkeypatch):
+    path, clock, may_end = tmp_path / "tenants.json", Clock(), threading.Event()
+    write_registry(path, Registry([tenant_of(0, "first")], "ab" * 32))
+    follower = RegistryFollower(path, lambda: None, clock)
+    many = [tenant_of(number, f"tenant-{number}") for number in range(1000)]
+    parse = registry_file.parse_registry
+    monkeypatch.setattr(registry_file, "parse_registry", lambda *what: may_end.wait(20) and parse(*what))
+    until_it_has_changed(path, lambda: write_registry(path, Registry(many, "ab" * 32)))
+    assert path.stat().st_size > 128 * 1024
+    for _ in range(3):
+        clock.now += 1.5
+        assert len(follower.current()) == 1  # at once
+    may_end.set()
+    follower._reading.join(20)
+    assert len(follower.current()) == 1000
+
+
+def test_after_a_while_without_a_question_the_answer_is_not_the_former_one(tmp_path):
+    """A key that was taken back meanwhile must not be good for one more call."""
+    path, clock = tmp_path / "tenants.json", Clock()
+    many = [tenant_of(number, f"tenant-{number}") for number in range(1000)]
+    write_registry(path, Registry(many, "ab" * 32))
+    follower = RegistryFollower(path, lambda: None, clock)
+    until_it_has_changed(path, lambda: write_registry(path, Registry(many[1:], "ab" * 32)))
+    clock.now += 60.0
+    assert len(follower.current()) == 999
 
 
 def test_a_file_that_becomes_readable_is_read(tmp_path, monkeypatch):
