@@ -9,7 +9,7 @@ from cache_service.store.connection import Connection
 from cluster.cache.access import connection_settings
 from cluster.config import CacheConfig
 from cluster.errors import ConfigError
-from cluster.tenants.lease import LIFE_S
+from cluster.tenants.lease import CALL_LIMIT_S
 from cluster.tenants.lease_store import LeaseStore
 from cluster.tenants.place_store import PlaceStore
 from cluster.tenants.renewal import LeaseRenewal
@@ -27,7 +27,7 @@ def lease_renewal(config: CacheConfig) -> LeaseRenewal | None:
     if settings is None:
         return None
     # Nothing is asked twice, since a report counts as often as it comes.
-    limits_s = LIFE_S / 4
-    settings = replace(settings, connect_timeout_s=limits_s, read_timeout_s=limits_s, num_retries=0, max_connections=1)
+    limits = dict.fromkeys(("connect_timeout_s", "read_timeout_s"), CALL_LIMIT_S)
+    settings = replace(settings, **limits, num_retries=0, max_connections=1)
     connection = Connection(settings)
     return LeaseRenewal(LeaseStore(connection), PlaceStore(connection))

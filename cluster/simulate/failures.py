@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster.simulate.draft_workers import DraftPool
@@ -30,16 +31,24 @@ class Failures:
         self._draft_pool = draft_pool
         self._log = log
         self._num_zones = num_zones
+        self._outages = Counter[Callable[[], object]]()  # that have not ended, by what ends them
 
     def plan(self, fault: Fault) -> None:
         self._events.at(fault.at, self._break, fault)
 
     def _break(self, fault: Fault) -> None:
-        for action in self._broken(fault):
-            self._events.after(fault.seconds, action)
+        for mend in self._broken(fault):
+            self._outages[mend] += 1
+            self._events.after(fault.seconds, self._end, mend)
+
+    def _end(self, mend: Callable[[], object]) -> None:
+        """Of several outages of a part, the last one's end mends it."""
+        self._outages[mend] -= 1
+        if not self._outages[mend]:
+            mend()
 
     def _broken(self, fault: Fault) -> list[Callable[[], object]]:
-        """What mends it."""
+        """What mends it: a method of the part."""
         groups, number = list(self._groups.values()), fault.number
         group, gateway = groups[number % len(groups)], self._gateways[number % len(self._gateways)]
         match fault.kind:
@@ -51,7 +60,8 @@ class Failures:
                 if not workers:
                     return []
                 self._draft_pool.stop(workers[number % len(workers)])
-                return [self._draft_pool.start]
+                self._events.after(fault.seconds, self._draft_pool.start)  # another one
+                return []
             case "gateway":
                 gateway.lose()
                 return [gateway.bring]

@@ -54,6 +54,7 @@ class _Sequence:
     rows_left: int = -1  # of its prompt; -1: it has not begun
     num_cached: int = 0
     end: float = 0.0  # the group's tokens at its end, while it decodes
+    left: float | None = None  # until then, of one that has begun and waits for its target
     is_over: bool = False
     keys: Prefixes = ()
     blocks: Sequence[int] = ()  # of prompt and answer
@@ -202,9 +203,17 @@ class FluidGroup:
     # Faults: a target that is gone starts all its sequences anew, a router breaks its streams.
 
     def lose_target(self) -> None:
+        self._advance()
         self._has_target = False
         self._turn += 1
         self._prefill_until = None
+        for _, _, sequence in self._decoding:
+            sequence.left = sequence.end - self._tokens
+        self._decoding.clear()
+        self._num_decoding = 0
+        running: list[Any] = self._scheduler.running
+        for sequence in running:
+            sequence.rows_left = -1
         self._plan_news()
         self._on_change(self)
 
@@ -293,10 +302,12 @@ class FluidGroup:
     def _find_prefix(self, sequence: _Sequence) -> None:
         script = self._scripts[sequence.request.sampling.seed]
         sequence.keys, sequence.blocks = script.prefixes, script.blocks
-        found = self._prefixes.find(sequence.keys, sequence.num_tokens - 1)
-        sequence.num_cached = found // _BLOCK * _BLOCK
-        sequence.rows_left = sequence.num_tokens - sequence.num_cached
-        sequence.progress.started_at = self._events.now
+        length = sequence.num_tokens if sequence.left is None else sequence.num_tokens + self._num_emitted(sequence)
+        cached = self._prefixes.find(sequence.keys, length - 1) // _BLOCK * _BLOCK
+        sequence.rows_left = length - cached
+        if sequence.left is None:
+            sequence.num_cached = cached
+            sequence.progress.started_at = self._events.now
 
     def _end_prompts(self, turn: int) -> None:
         if turn != self._turn:
@@ -312,6 +323,9 @@ class FluidGroup:
 
     def _begin_decoding(self, sequence: _Sequence) -> None:
         self._prefixes.add(sequence.keys, sequence.num_tokens)
+        if sequence.left is not None:
+            self._decode(sequence, sequence.left)
+            return
         self._draft_pool.busy_s += sequence.num_tokens * self._rates.drafting.prompt_token_s
         if self._cache is not None:
             self._cache.begin(sequence.request, self._rounds_s)
@@ -319,9 +333,12 @@ class FluidGroup:
             self._finish(sequence, 1)
             return
         self._send(sequence, 1, is_last=False)
+        self._decode(sequence, (sequence.request.max_new_tokens - 1) / self._rates.speed(sequence.request.sampling.seed))
+
+    def _decode(self, sequence: _Sequence, left: float) -> None:
+        """left: the group's tokens until its end."""
         self._num_decoding += 1
-        speed = self._rates.speed(sequence.request.sampling.seed)
-        sequence.end = self._tokens + (sequence.request.max_new_tokens - 1) / speed
+        sequence.end, sequence.left = self._tokens + left, None
         heapq.heappush(self._decoding, (sequence.end, sequence.arrival, sequence))
 
     def _end_first(self, turn: int) -> None:
@@ -347,12 +364,13 @@ class FluidGroup:
 
     def _num_emitted(self, sequence: _Sequence) -> int:
         """Tokens so far of a sequence that has not ended."""
-        left = (sequence.end - self._tokens) * self._rates.speed(sequence.request.sampling.seed)
-        return max(1, sequence.request.max_new_tokens - round(left))
+        left = sequence.end - self._tokens if sequence.left is None else sequence.left
+        num_left = round(left * self._rates.speed(sequence.request.sampling.seed))
+        return max(1, sequence.request.max_new_tokens - num_left)
 
     def _leave(self, sequence: _Sequence, num_emitted: int) -> None:
         del self._open[sequence.request_id]
-        if self._cache is not None and not sequence.rows_left:
+        if self._cache is not None and (not sequence.rows_left or sequence.left is not None):
             round_s = self._rates.of(self._num_decoding)[0]
             self._cache.end(sequence.request, self._rounds_s, round_s, num_emitted)
         is_decoding = sequence.rows_left == 0 and sequence.request.max_new_tokens > 1

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from actors.drafters.registry import CACHE
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, ObjectivesConfig
+from cluster.errors import ConfigError
 from cluster.simulate.cluster import Inspect, SimulatedCluster
 from cluster.simulate.conversations import ConversationDraws, drawn_ahead
 from cluster.simulate.events import Events
@@ -69,7 +70,7 @@ class Simulation:
         sharing_of: Callable[[int], Sharing] | None = None,
     ) -> None:
         """make_traffic, sharing_of (by tenant): None: by the options. rates: for level aggregate; None: exact runs
-        measure them first."""
+        measure them first. Raises ConfigError where level aggregate lacks what is configured."""
         self.events = Events()
         self.scripts = Scripts()
         self.calls: set[ClientCall] = set()
@@ -81,6 +82,7 @@ class Simulation:
         is_exact = options.level == "exact"
         texts = texts or PhraseTexts(options.seed)
         if not is_exact:
+            _refuse_what_rates_lack(config, options)
             rates = rates or measured_rates(config, options, texts=texts, times=times)
             texts = LengthsOnly()
         self.cluster = SimulatedCluster(
@@ -189,6 +191,17 @@ class Simulation:
                 for count, seen in group.by_running.items():
                     by_running.setdefault(count, RoundCounts()).add(seen)
         return Report(figures, self.records, by_running, draft_prompt_s, from_cache / max(1, emitted - from_cache))
+
+
+def _refuse_what_rates_lack(config: ClusterConfig, options: SimulationOptions) -> None:
+    """Figures that leave it out would look as if it did nothing."""
+    costs = options.costs
+    bandwidths = {name: getattr(costs, name) for name in ("store_bytes_per_s", "store_link_bytes_per_s", "link_bytes_per_s")}
+    lacking = {f"costs.{name}": bandwidth for name, bandwidth in bandwidths.items() if bandwidth is not None}
+    if config.router.objectives != ObjectivesConfig():
+        lacking["router.objectives"] = config.router.objectives
+    for name, value in lacking.items():
+        raise ConfigError(f"{name} is {value}: only level exact goes by it, and the level is aggregate")
 
 
 def _one_group(config: ClusterConfig) -> ClusterConfig:

@@ -8,15 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cluster.simulate.events import Events
-from cluster.tenants.lease import LIFE_S, RENEW_S, Answers, Report, Reports, Told, remembered
+from cluster.tenants.lease import CALL_LIMIT_S, LIFE_S, RENEW_S, Answers, Report, Reports, Told, remembered
 from cluster.tenants.limiter import TenantLimiter
 from cluster.tenants.places import PLACES_LIFE_S, PlacesAnswers, PlacesReport, PlacesReports, PlacesTold
 from cluster.tenants.registry import TenantLimits
-
-# As of `cluster.tenants.renewal` and `cluster.cache.tenant_leases`.
-_JITTER = 0.2  # of the time between two calls
-_FIRST_S = 0.05  # that a request waits for the first lease of its tenant, or for a place
-_TIMEOUT_S = LIFE_S / 4  # of a call
+from cluster.tenants.renewal import FIRST_WAIT_S, JITTER
 
 Admit = Callable[[TenantLimiter], object]
 
@@ -161,7 +157,7 @@ class GatewayLimiters:
 
     def _await(self, waiter: _Waiter) -> None:
         self._waiters.append(waiter)
-        self._events.after(_FIRST_S, waiter.go_on)
+        self._events.after(FIRST_WAIT_S, waiter.go_on)
         self._call(is_due=False)
 
     def close(self) -> None:
@@ -169,7 +165,7 @@ class GatewayLimiters:
         self._is_closed = True
 
     def _renew_later(self) -> None:
-        self._events.after(RENEW_S * self._random.uniform(1 - _JITTER, 1 + _JITTER), self._renew)
+        self._events.after(RENEW_S * self._random.uniform(1 - JITTER, 1 + JITTER), self._renew)
 
     def _renew(self) -> None:
         if not self._is_closed:
@@ -194,7 +190,7 @@ class GatewayLimiters:
             answers = self._stored.renew(reports, now + self._store_s / 2)
             self._events.after(self._store_s, self._answered, limiters, answers, waiters)
         else:
-            self._events.after(_TIMEOUT_S, self._failed, waiters)
+            self._events.after(CALL_LIMIT_S, self._failed, waiters)
 
     def _answered(self, limiters: Mapping[str, TenantLimiter], answers: Answers, waiters: list[_Waiter]) -> None:
         for name, told in answers.items():
@@ -211,7 +207,7 @@ class GatewayLimiters:
             answers = self._stored.renew_places(self._holder, reports, self._events.now + self._store_s / 2)
             self._events.after(self._store_s, self._have_places, limiters, answers, waiters)
         else:
-            self._events.after(_TIMEOUT_S, self._failed, waiters)
+            self._events.after(CALL_LIMIT_S, self._failed, waiters)
 
     def _have_places(
         self, limiters: Mapping[str, TenantLimiter], answers: PlacesAnswers, waiters: list[_Waiter]

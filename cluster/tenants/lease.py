@@ -18,6 +18,7 @@ from cluster.tenants.token_bucket import TokenBucket
 
 RENEW_S = 0.25  # between two reports of a gateway
 LIFE_S = 2.0  # of a lease
+CALL_LIMIT_S = LIFE_S / 4  # that the server may take for an answer
 MEMORY_S = 2.0  # time constant by which demand is forgotten
 _LEAST_BURST_S = 3.0  # the bucket has room for the inflow between two reports, which would otherwise be lost
 _LEAST_BURST = 5.0  # and for that of some requests: gateways leave one more in it than a single one would

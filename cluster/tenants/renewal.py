@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from cache_service.errors import StoreError
 from cache_service.store.circuit_breaker import CircuitBreaker
 from cluster.tenants.lease import LIFE_S, RENEW_S, Answers, Reports
 from cluster.tenants.limiter import TenantLimiter
@@ -20,8 +19,8 @@ from cluster.tenants.places import PlacesAnswers, PlacesReports
 
 logger = logging.getLogger(__name__)
 
-_JITTER = 0.2  # of the time between two calls, so that no gateway always comes right after the same other one
-_FIRST_S = 0.05  # that a call waits for the first lease of its tenant, or for a place
+JITTER = 0.2  # of the time between two calls, so that no gateway always comes right after the same other one
+FIRST_WAIT_S = 0.05  # that a call waits for the first lease of its tenant, or for a place
 
 
 class Leases(Protocol):
@@ -72,7 +71,7 @@ class LeaseRenewal:
 
     async def _next_renewal(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._renewed.wait(), _FIRST_S)
+            await asyncio.wait_for(self._renewed.wait(), FIRST_WAIT_S)
 
     async def run(self) -> None:
         """Renew forever."""
@@ -86,7 +85,7 @@ class LeaseRenewal:
         while True:
             is_due = time.monotonic() >= due
             if is_due:
-                due = time.monotonic() + RENEW_S * random.uniform(1 - _JITTER, 1 + _JITTER)
+                due = time.monotonic() + RENEW_S * random.uniform(1 - JITTER, 1 + JITTER)
             await self._renew(is_due)
             pause_s = self._breaker.wait_s(time.monotonic())
             if pause_s:
@@ -113,9 +112,9 @@ class LeaseRenewal:
             if places:
                 for tenant, held in (await call(self._places.renew, places)).items():
                     limiters[tenant].renew_places(held)
-        except StoreError as error:
+        except Exception as error:  # a StoreError, or an answer that makes no sense: the renewals must go on
             if not self._breaker.is_open:
-                logger.warning("limits of tenants are enforced by equal shares for now: %s", error)
+                logger.warning("limits of tenants are enforced by equal shares for now: %r", error)
             self._breaker.failed(time.monotonic())
         else:
             if reports or places:  # the store was asked

@@ -101,7 +101,7 @@ def test_a_report_that_is_repeated_gets_the_same_places(server):
 @pytest.fixture
 def patient(monkeypatch):
     """However busy the machine is, a lease comes in time."""
-    monkeypatch.setattr("cluster.tenants.renewal._FIRST_S", 10.0)
+    monkeypatch.setattr("cluster.tenants.renewal.FIRST_WAIT_S", 10.0)
 
 
 async def test_one_gateway_of_ten_serves_all_answers_of_a_tenant_and_its_share_in_an_outage(server, tmp_path, patient):

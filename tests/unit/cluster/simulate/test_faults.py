@@ -36,6 +36,15 @@ def test_faults_cost_time_and_no_token(kind):
     assert (sum(record.resumed for record, _ in calls) > 0) >= (kind == "router")
 
 
+def test_a_part_that_is_lost_again_meanwhile_comes_back_when_both_outages_are_over():
+    traffic = {**BUSY, "answer_tokens": 10}
+    _, calls = run([Fault(2.0, "router", 0, 3.0), Fault(4.0, "router", 0, 4.0)], {"target": {"groups": 1}}, traffic)
+    assert {record.outcome for record, _ in calls} == {"answered"}
+    during = [record for record, _ in calls if 2.5 < record.arrived < 7.5]
+    assert len(during) > 3
+    assert all(record.first_at > 8.0 for record in during)
+
+
 def test_a_gateway_that_dies_ends_its_own_requests_and_no_others():
     _, calls = run([Fault(4.0, "gateway", 0, 3.0)], {"target": {"groups": 2}, "gateway": {"replicas": 2}}, LONG)
     lost = [record for record, gateway in calls if record.outcome == GATEWAY_LOST]

@@ -189,6 +189,50 @@ def test_aggregated_groups_go_on_without_a_gateway_or_a_link_to_one(news):
     assert sum(call.record.resumed for call in ended) > 0
 
 
+def test_aggregated_groups_answer_nothing_while_their_target_is_away_and_everything_afterwards():
+    """One target is away for 20 s; half a second into them a client leaves. It comes back and computes all anew."""
+    times, ended = MeasuredTimes(SimulationOptions().forward), []
+    cluster = ClusterConfig.model_validate({"target": {"groups": 1}, "draft": {"model": "none"}})
+    traffic = {**QUIET, "conversations_per_s": 1.0, "turns": 1.0, "answer_tokens": 200, "spread": 0.0}
+    told = SimulationOptions.model_validate({"seconds": 12.0, "level": "aggregate", "traffic": traffic})
+    faults = [Fault(5.0, "target", 0, 20.0)]
+    simulation = Simulation(cluster, told, rates=rates_of(times), faults=faults, on_end=ended.append)
+    (group,) = simulation.cluster.groups.values()
+    simulation.run()
+    before = simulation.events.now
+    assert before < 25.0
+    assert group.num_open >= 5
+    assert group._num_decoding == 0
+    begun = [sequence for sequence in group._open.values() if sequence.left is not None]
+    assert begun
+    cancelled = begun[0].request_id
+    tokens = group._tokens
+    group.cancel(cancelled)
+    simulation.traffic.stop()
+    simulation.events.run(25.0)
+    assert group._tokens == tokens
+    assert not any(5.0 < call.record.ended_at < 25.0 for call in ended)
+    simulation.events.run(90.0)
+    assert not group.num_open
+    assert all(map(is_right, ended))
+    waited = [call.record for call in ended if call.record.arrived < 5.0 < call.record.ended_at]
+    assert len(waited) == len(begun) - 1
+    assert all(record.ended_at > 25.0 and record.num_tokens == 200 for record in waited)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "costs", "named"),
+    [
+        ({"router": {"objectives": {"interactive": {"ttft_s": 1.0}}}}, {}, r"router\.objectives"),
+        ({}, {"store_bytes_per_s": 1e6}, r"costs\.store_bytes_per_s is 1000000\.0"),
+    ],
+)
+def test_aggregated_groups_refuse_what_they_would_leave_out(cluster, costs, named):
+    options = SimulationOptions.model_validate({"level": "aggregate", "costs": costs})
+    with pytest.raises(ConfigError, match=named):
+        Simulation(ClusterConfig.model_validate(cluster), options)
+
+
 def test_the_command_prints_figures(tmp_path):
     file = tmp_path / "scenario.yaml"
     file.write_text("seconds: 3\ntraffic: {answer_tokens: 10, prompt_tokens: 10}\n")

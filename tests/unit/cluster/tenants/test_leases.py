@@ -181,7 +181,7 @@ class Places:
 @pytest.fixture
 def patient(monkeypatch):
     """However busy the machine is, a lease comes in time."""
-    monkeypatch.setattr("cluster.tenants.renewal._FIRST_S", 10.0)
+    monkeypatch.setattr("cluster.tenants.renewal.FIRST_WAIT_S", 10.0)
 
 
 async def test_a_first_prompt_waits_for_its_lease_and_the_second_asks_nobody(patient):

@@ -179,7 +179,7 @@ class Places:
 @pytest.fixture
 def patient(monkeypatch):
     """However busy the machine is, a lease comes in time."""
-    monkeypatch.setattr("cluster.tenants.renewal._FIRST_S", 10.0)
+    monkeypatch.setattr("cluster.tenants.renewal.FIRST_WAIT_S", 10.0)
 
 
 async def test_a_call_waits_for_its_places_and_others_ask_nobody(patient):
