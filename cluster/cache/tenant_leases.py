@@ -27,7 +27,7 @@ def lease_renewal(config: CacheConfig) -> LeaseRenewal | None:
     if settings is None:
         return None
     # Nothing is asked twice, since a report counts as often as it comes.
-    limits = dict.fromkeys(("connect_timeout_s", "read_timeout_s"), CALL_LIMIT_S)
-    settings = replace(settings, **limits, num_retries=0, max_connections=1)
+    limit_s = CALL_LIMIT_S
+    settings = replace(settings, connect_timeout_s=limit_s, read_timeout_s=limit_s, num_retries=0, max_connections=1)
     connection = Connection(settings)
     return LeaseRenewal(LeaseStore(connection), PlaceStore(connection))

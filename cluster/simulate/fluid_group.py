@@ -333,7 +333,9 @@ class FluidGroup:
             self._finish(sequence, 1)
             return
         self._send(sequence, 1, is_last=False)
-        self._decode(sequence, (sequence.request.max_new_tokens - 1) / self._rates.speed(sequence.request.sampling.seed))
+        self._decode(
+            sequence, (sequence.request.max_new_tokens - 1) / self._rates.speed(sequence.request.sampling.seed)
+        )
 
     def _decode(self, sequence: _Sequence, left: float) -> None:
         """left: the group's tokens until its end."""

@@ -196,7 +196,9 @@ class Simulation:
 def _refuse_what_rates_lack(config: ClusterConfig, options: SimulationOptions) -> None:
     """Figures that leave it out would look as if it did nothing."""
     costs = options.costs
-    bandwidths = {name: getattr(costs, name) for name in ("store_bytes_per_s", "store_link_bytes_per_s", "link_bytes_per_s")}
+    bandwidths = {
+        name: getattr(costs, name) for name in ("store_bytes_per_s", "store_link_bytes_per_s", "link_bytes_per_s")
+    }
     lacking = {f"costs.{name}": bandwidth for name, bandwidth in bandwidths.items() if bandwidth is not None}
     if config.router.objectives != ObjectivesConfig():
         lacking["router.objectives"] = config.router.objectives
