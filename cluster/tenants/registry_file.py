@@ -206,9 +206,10 @@ class RegistryFollower:
         self._reading: threading.Thread | None = None
 
     def current(self, afresh: bool = False) -> Registry | None:
-        """Checks the file at most once a second, afresh: now. None: there has never been one. Much that is new is read
-        by a thread, since an event loop may ask, and the answer is the former one until then; but after a while without a
-        question, the answer is what the file says now."""
+        """Checks the file at most once a second, afresh: now. None: there has never been one.
+
+        An event loop may ask, so a thread reads much that is new, and until it has, the answer is the former one. After
+        a while without a question the answer is what the file says now."""
         now = self._clock()
         if self._reading is not None and self._reading.is_alive():
             return self._registry
