@@ -4,10 +4,10 @@
 
 directory: one named actor, which every router, target group and draft worker calls once a second, and which says what
 has changed. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
-and which every gateway reads once and then reads on. page: /metrics of all gateways, or as many
-routers, which one gateway asks and joins, and what it costs a process to tell its node instead. news: of a router to a
-gateway, four times a second, once a second with its status. promotion: what one
-change of the registry costs each router, if all tenants feed the public pool.
+and which every gateway reads once and then reads on. page: /metrics of all gateways, or as many routers, which one
+gateway asks and joins, and what it costs a process to tell its node instead. news: of a router to a gateway, four times
+a second, once a second with its status, and when a gateway comes with all blocks that the router has. promotion: what
+one change of the registry costs each router, if all tenants feed the public pool.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from cluster.tenants.keys import key_digest, new_key
 from cluster.tenants.registry import Policy, Registry, StoredKey, StoredTenant, TenantLimits
 from cluster.tenants.registry_file import RegistryFile, write_registry
 
+_WHOLE_ROUTERS = 50
 _LOAD = RouterLoad(
     num_running=3, num_waiting=0, num_places=32, backlog_tokens=0, token_s=3e-4, round_s=0.01, sequence_s=2e-4,
     answer_rounds=100.0,
@@ -175,6 +176,29 @@ def news_row(groups: int) -> list[str]:
     return [*cells, f"{1e6 * seconds_of(all_together):,.0f}", f"{len(answer)}"]
 
 
+def whole_row(blocks: int) -> list[str]:
+    """All that a router has, which a gateway hears when it comes: bytes, its processor time, and what it keeps."""
+    drawn, known = random.Random(0), KnownRouters()
+    messages = [
+        msgspec.msgpack.encode(
+            RouterNews(
+                router_id=f"{number:016x}", load=_LOAD, num_gateways=1, num_blocks=blocks, is_whole=True,
+                blocks=packed([drawn.getrandbits(63) & ~1 | (block % 40 == 0) for block in range(blocks)]),
+            )
+        )
+        for number in range(_WHOLE_ROUTERS)
+    ]  # fmt: skip
+
+    def hear() -> None:
+        for message in messages:
+            known.hear(decode_news(message), 0.0)
+
+    before = resident_bytes()
+    hear()
+    kept = (resident_bytes() - before) / (_WHOLE_ROUTERS * blocks)
+    return [f"{len(messages[0]):,}", f"{1e3 * seconds_of(hear) / _WHOLE_ROUTERS:.1f}", f"{kept:.0f}"]
+
+
 def registry_row(tenants: int) -> list[str]:
     """Memory is that of a process that has read the file, as the system counts it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -277,6 +301,9 @@ def main() -> None:
     )
     rows = [[str(groups), *news_row(groups)] for groups in arguments.groups]
     print(plain_table("A message of news, for a gateway", header, rows), flush=True)
+    header = ("blocks of 64 tokens", "bytes", "ms", "bytes kept a block")
+    rows = [[f"{blocks:,}", *whole_row(blocks)] for blocks in (2048, 16_384)]
+    print(plain_table("All that a router has, for a gateway that comes", header, rows), flush=True)
     header = (
         "tenants",
         "first read, ms",
