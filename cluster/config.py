@@ -6,6 +6,7 @@ Unknown keys are errors. A component is handed its own part, never the whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -332,10 +333,23 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
         raise ConfigError(f"{where}{' with --set' if overrides else ''}: {describe(error)}") from None
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that comes twice, of which the first one's value would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        known = set[Hashable]()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in known:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} comes twice", key_node.start_mark)
+            known.add(key if isinstance(key, Hashable) else None)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Raises ConfigError for what is no mapping in YAML."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # a SafeLoader
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

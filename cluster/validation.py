@@ -95,7 +95,7 @@ def describe(error: ValidationError) -> str:
         elif problem["type"] == "missing":
             parts.append(f"{field}: it is required")
         elif problem["type"] == "value_error":
-            parts.append(f"{field}: {limit_of(problem)}")
+            parts.append(f"{field}: {limit_of(problem)}" if problem["loc"] else limit_of(problem))
         else:
             value = re.sub(r"//\S*@", "//...@", spelled(problem["input"]))  # a URL may have a password in it
             parts.append(f"{field} is {value}; {limit_of(problem)}")

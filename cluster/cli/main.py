@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -44,6 +45,11 @@ def main() -> None:
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"paceline: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

@@ -76,7 +76,8 @@ def _digits(name: str) -> int:
 def _times(target: str | None, gpus: str | None, config: ClusterConfig) -> ForwardTimes | None:
     """The roofline, or None for the scenario's table. Raises InvalidRequest."""
     if (target is None) != (gpus is None):
-        raise InvalidRequest("--gpus", str(gpus), "--target and --gpus go together")
+        given, missing = ("--gpus", "--target") if target is None else ("--target", "--gpus")
+        raise InvalidRequest(given, target or str(gpus), f"it takes {missing}, too")
     if target is None or gpus is None:
         return None
     from cluster.deploy.size.hardware import parse_gpus
@@ -86,4 +87,9 @@ def _times(target: str | None, gpus: str | None, config: ClusterConfig) -> Forwa
 
     device, gpu, count = parse_gpus(gpus)
     shape = find_model(target, "--target")
-    return RooflineTimes(PlacedModel(shape=shape, device=device, gpu=gpu, count=count, dtype="bfloat16"))
+    model = PlacedModel(shape=shape, device=device, gpu=gpu, count=count, dtype="bfloat16")
+    memory = model.memory(rows=1, sequences=1, context=1)
+    if not memory.fits:
+        limit = f"{target} needs {memory.needed / 2**30:.0f} GiB on each, which has {memory.available / 2**30:.0f}"
+        raise InvalidRequest("--gpus", gpus, limit)
+    return RooflineTimes(model)

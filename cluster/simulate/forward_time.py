@@ -29,7 +29,7 @@ class ForwardTimes(Protocol):
 
 
 class MeasuredTimes:
-    """A line through measured points; beyond the last one it goes on with its last slope."""
+    """A line through measured points; beyond the last one it goes on with its last slope, if it rises."""
 
     def __init__(self, options: ForwardOptions) -> None:
         self._rows, self._seconds = (np.array(column, np.float64) for column in zip(*options.row_times, strict=True))
@@ -48,7 +48,7 @@ class MeasuredTimes:
             rows = self.row_steps[step]
         if rows <= known[-1] or len(known) == 1:
             return float(np.interp(rows, known, seconds))
-        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
+        slope = max(0.0, seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
         return float(seconds[-1] + slope * (rows - known[-1]))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cache_service.options import Options
 from cluster.config import Objective, ObjectivesConfig
@@ -12,7 +13,7 @@ from cluster.tenants.registry import Policy, TenantLimits
 
 _Seconds = Annotated[float, Field(ge=0, le=86_400)]
 _Tokens = Annotated[int, Field(ge=1, le=2**20)]
-_BytesPerS = Annotated[float, Field(gt=0)]
+_BytesPerS = Annotated[float, Field(ge=1, le=1e15)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -48,15 +49,17 @@ class CostOptions(Options):
 class ForwardOptions(Options):
     """Forward times of the target."""
 
-    row_times: Annotated[tuple[tuple[int, float], ...], Field(min_length=1)] = (
+    row_times: Annotated[
+        tuple[tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, le=86_400)]], ...], Field(min_length=1)
+    ] = (
         (1, 0.020),
         (8, 0.024),
         (32, 0.032),
         (64, 0.045),
         (256, 0.140),
     )
-    """(rows, seconds), ascending, without logits."""
-    row_steps: tuple[int, ...] = ()
+    """(rows, seconds), rows ascending, without logits."""
+    row_steps: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Row counts that forwards are padded to, ascending; beyond the last there is no padding."""
     scored_row_s: _Seconds = 0.0
     """Seconds more for each row with logits: draft nodes, and the last token of a sequence."""
@@ -64,6 +67,13 @@ class ForwardOptions(Options):
     """Seconds more for each further sequence of a round."""
     context_token_s: _Seconds = 0.0
     """Seconds more for each cached token of all sequences of a round."""
+
+    @model_validator(mode="after")
+    def _ascend(self) -> ForwardOptions:
+        for name, rows in (("row_times", [rows for rows, _ in self.row_times]), ("row_steps", list(self.row_steps))):
+            if any(after <= before for before, after in pairwise(rows)):
+                raise ValueError(f"rows of {name} are {rows}; they must ascend")
+        return self
 
 
 class DraftOptions(Options):
@@ -88,7 +98,7 @@ class TrafficOptions(Options):
     burstiness: Annotated[float, Field(ge=1, le=100)] = 2.0
     """gamma: coefficient of variation of the gaps. mmpp: rate of busy times by that of quiet ones. diurnal: greatest
     rate by the least one."""
-    period_s: Annotated[float, Field(gt=0)] = 60.0
+    period_s: Annotated[float, Field(ge=1e-3, le=1e9)] = 60.0
     """mmpp: mean length of a busy or quiet time. diurnal: length of a day."""
     batch_share: _Share = 0.0
     """Share of conversations whose requests are of class batch."""
@@ -147,3 +157,9 @@ class SimulationOptions(Options):
     )
     """A request within those of its class is goodput. Routers go by `router.objectives` of the cluster alone, at level
     exact."""
+
+    @model_validator(mode="after")
+    def _counts_something(self) -> SimulationOptions:
+        if self.warm_up_s >= self.seconds:
+            raise ValueError(f"warm_up_s is {self.warm_up_s:g}; it must be below seconds, which is {self.seconds:g}")
+        return self

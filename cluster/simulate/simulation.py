@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from actors.drafters.registry import CACHE
-from cluster.config import ClusterConfig, ObjectivesConfig
+from actors.errors import spelled
+from cluster.config import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.simulate.cluster import Inspect, SimulatedCluster
 from cluster.simulate.conversations import ConversationDraws, drawn_ahead
@@ -174,6 +175,7 @@ class Simulation:
         figures = figures_of(counted, seconds, options.objectives)
         figures |= {name: (total - before[name]) / seconds for name, total in self.totals().items()}
         figures |= {
+            "conversations_too_long": getattr(self.traffic, "num_too_long", 0),
             "groups": cluster.mean_groups,
             "draft_workers": cluster.mean_draft_workers,
             "busiest_gateway_share": max(gateway.server.busy_s for gateway in cluster.gateways) / options.seconds,
@@ -200,10 +202,10 @@ def _refuse_what_rates_lack(config: ClusterConfig, options: SimulationOptions) -
         name: getattr(costs, name) for name in ("store_bytes_per_s", "store_link_bytes_per_s", "link_bytes_per_s")
     }
     lacking = {f"costs.{name}": bandwidth for name, bandwidth in bandwidths.items() if bandwidth is not None}
-    if config.router.objectives != ObjectivesConfig():
-        lacking["router.objectives"] = config.router.objectives
+    if config.router.objectives.are_set:
+        lacking["router.objectives"] = config.router.objectives.model_dump(exclude_unset=True)
     for name, value in lacking.items():
-        raise ConfigError(f"{name} is {value}: only level exact goes by it, and the level is aggregate")
+        raise ConfigError(f"{name} is {spelled(value)}: only level exact goes by it, and the level is aggregate")
 
 
 def _one_group(config: ClusterConfig) -> ClusterConfig:

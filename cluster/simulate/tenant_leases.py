@@ -120,7 +120,9 @@ class GatewayLimiters:
     def of(self, tenant: int) -> TenantLimiter:
         key = tenant if self._has_limits else 0  # without limits, tenants need no limiters of their own
         if (known := self._limiters.get(key)) is None:
-            known = TenantLimiter(self._limits, self._num_gateways, clock=lambda: self._events.now)
+            known = TenantLimiter(
+                self._limits, self._num_gateways, clock=lambda: self._events.now, draws=self._random.random
+            )
             self._limiters[key] = known
         return known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -123,8 +124,11 @@ class RecordedTexts:
             with np.load(file) as stored:
                 self.prompts = np.split(stored["prompts"], np.cumsum(stored["prompt_lengths"])[:-1])
                 self.answers = np.split(stored["answers"], np.cumsum(stored["answer_lengths"])[:-1])
-        except (OSError, ValueError, KeyError) as error:
-            raise InvalidRequest("--answers", str(file), f"it cannot be read: {error}") from None
+        except OSError as error:
+            raise InvalidRequest("--answers", str(file), f"it cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, BadZipFile):
+            limit = "it must be an .npz file with arrays prompts, answers, prompt_lengths and answer_lengths"
+            raise InvalidRequest("--answers", str(file), limit) from None
         self.vocab_size = 1 + max(int(text.max(initial=0)) for text in (*self.prompts, *self.answers))
 
     def system(self, tenant: int, number: int, count: int) -> np.ndarray:

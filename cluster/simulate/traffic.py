@@ -65,6 +65,7 @@ class Traffic:
         self._send = send
         self._times = arrival_times(options, np.random.default_rng((seed, 2)))
         self._is_over = False
+        self.num_too_long = 0  # conversations that ended because no more fits into the context
         if options.clients is None:
             events.at(next(self._times), self._arrive)
         for _ in range(options.clients or 0):
@@ -95,6 +96,7 @@ class Traffic:
             return
         drawn = next(told.turns, None)
         if drawn is None:
+            self.num_too_long += 1
             self._over()
             return
         told.num_turns += 1

@@ -79,11 +79,18 @@ class Gatekeeper:
         registry = self._follower.current()
         if registry is None:
             return None
-        if registry is not self._registry:
-            self._met = {tenant_id: met for tenant_id, met in self._met.items() if tenant_id in registry}
-            self._registry = registry
         with self.counting_refusals():
-            stored = self._tenant_of(registry, bearer_key(authorization))
+            key = bearer_key(authorization)
+            try:
+                stored = self._tenant_of(registry, key)
+            except Unauthenticated:
+                newer = self._follower.current(afresh=True)  # another gateway may know the key since this second
+                if newer is None or newer is registry:
+                    raise
+                registry, stored = newer, self._tenant_of(newer, key)
+            if registry is not self._registry:
+                self._met = {tenant_id: met for tenant_id, met in self._met.items() if tenant_id in registry}
+                self._registry = registry
             if stored.disabled:
                 raise TenantDisabled()
             tenant = self._meet(stored, registry)

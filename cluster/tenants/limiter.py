@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,12 +31,14 @@ class TenantLimiter:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_leased: bool = False,
+        draws: Callable[[], float] = random.random,
     ) -> None:
         """num_processes: processes that enforce these limits; without leases each has an equal share, and at least one
         request and one place. is_leased: there is a store of leases, even if it does not answer now."""
         self._num_processes = num_processes
         self._is_leased = is_leased
         self._clock = clock
+        self._draws = draws
         self._requests: LeasedBucket | None = None
         self._tokens: LeasedBucket | None = None
         self._places: LeasedPlaces | None = None
@@ -62,7 +65,7 @@ class TenantLimiter:
         if limit is None:
             return None
         if bucket is None:
-            return LeasedBucket(limit / period_s, limit, self._num_processes, self._clock())
+            return LeasedBucket(limit / period_s, limit, self._num_processes, self._clock(), self._draws)
         bucket.change(limit / period_s, limit, self._clock())
         return bucket
 
@@ -95,8 +98,9 @@ class TenantLimiter:
     def renew(self, told: Mapping[str, Told]) -> None:
         """Take the answers to the last reports."""
         buckets, now = self._buckets(), self._clock()
-        for name in told.keys() & buckets.keys():
-            buckets[name].renew(told[name], now)
+        for name, bucket in buckets.items():
+            if name in told:
+                bucket.renew(told[name], now)
 
     def places_report(self) -> PlacesReport | None:
         """None: there is nothing to report."""

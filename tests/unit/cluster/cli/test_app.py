@@ -86,6 +86,8 @@ def test_a_taken_port_is_named_with_its_setting_and_the_remedy(refuse, free_port
         ("gateway:\n  tls: {client_ca_file: a}", "client_ca_file needs certificate_file and key_file"),
         ("- target", "the top level is a list; it must be a mapping of sections"),
         ("target: {model: [", "not valid YAML"),
+        ("router: {max_running: 4}\nrouter: {max_running: 5}", "'router' comes twice"),
+        ("router: {max_running: 4, max_running: 5}", "'max_running' comes twice"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_names_file_key_and_limit(refuse, tmp_path, text, expected):

@@ -12,7 +12,7 @@ from cluster.simulate import simulation as simulation_module
 from cluster.simulate.faults import Fault
 from cluster.simulate.forward_time import MeasuredTimes
 from cluster.simulate.gateway import GATEWAY_LOST, is_right
-from cluster.simulate.options import SimulationOptions
+from cluster.simulate.options import ForwardOptions, SimulationOptions
 from cluster.simulate.rounds import RoundCounts
 from cluster.simulate.scenario import load_scenario
 from cluster.simulate.service_rates import ServiceRates
@@ -242,8 +242,56 @@ def test_the_command_prints_figures(tmp_path):
     assert json.loads(result.output)["requests"] > 0
 
 
-def test_a_scenario_names_what_is_wrong_in_it():
-    with pytest.raises(ConfigError, match=r"scenario: traffic\.turns"):
-        load_scenario(None, ["traffic.turns=0"], {})
-    with pytest.raises(ConfigError, match="--option turns"):
-        load_scenario(None, ["turns"], {})
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("traffic.turns=0", "scenario: traffic.turns is 0"),
+        ("turns", "--option turns: write it as"),
+        ("warm_up_s=120", "scenario: warm_up_s is 120; it must be below seconds, which is 120"),
+        ("forward.row_times=[[8, 0.02], [1, 0.01]]", "rows of row_times are [8, 1]; they must ascend"),
+        ("forward.row_times=[[1, -0.02]]", "forward.row_times.0.1 is -0.02; it must be above 0"),
+        ("forward.row_times=[[0, 0.02]]", "forward.row_times.0.0 is 0; it must be at least 1"),
+        ("forward.row_steps=[64, 8]", "rows of row_steps are [64, 8]; they must ascend"),
+        ("traffic.period_s=1e-300", "traffic.period_s is '1e-300'; it must be at least 0.001"),
+        ("costs.store_bytes_per_s=0.5", "costs.store_bytes_per_s is 0.5; it must be at least 1"),
+    ],
+)
+def test_a_scenario_names_what_is_wrong_in_it(option, told):
+    with pytest.raises(ConfigError) as caught:
+        load_scenario(None, [option], {})
+    assert told in str(caught.value)
+
+
+def test_a_table_that_ends_with_a_shorter_forward_does_not_fall_below_it():
+    times = MeasuredTimes(ForwardOptions(row_times=((1, 0.02), (8, 0.01))))
+    assert times.seconds(64, 1, 0) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("limits", [{"tokens_per_minute": 3000, "requests_per_second": 0.5}, {"max_concurrent": 2}])
+def test_limits_of_tenants_leave_nothing_to_chance(limits):
+    config = {"target": {"groups": 2}, "gateway": {"replicas": 3}}
+    traffic = {"conversations_per_s": 4.0, "tenants": 3}
+    one, again = (simulated(config, 8.0, traffic, tenant_limits=limits).run().figures for _ in range(2))
+    assert one["refusals"] > 0
+    assert {**one, "wall_s": 0} == {**again, "wall_s": 0}
+
+
+def test_conversations_that_outgrow_the_context_are_counted():
+    config = {"target": {"max_model_len": 400}}
+    figures = simulated(config, traffic={"conversations_per_s": 2.0, "prompt_tokens": 500, "spread": 0.0}).run().figures
+    assert figures["requests"] == 0
+    assert figures["conversations_too_long"] > 5
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--target", "llama-70b", "--gpus", "l4:1"], "--gpus is 'l4:1'; llama-70b needs 1"),
+        (["--target", "llama-70b"], "--target is 'llama-70b'; it takes --gpus, too"),
+        (["--gpus", "l4:1"], "--gpus is 'l4:1'; it takes --target, too"),
+        (["--answers", __file__], "it must be an .npz file with arrays prompts, answers"),
+    ],
+)
+def test_the_command_names_what_cannot_be(options, told):
+    result = CliRunner().invoke(app, ["simulate", *options])
+    assert told in str(result.exception)

@@ -387,6 +387,14 @@ async def test_gateways_follow_the_file(admin, path):
         await keeper.enter([f"Bearer {new.key}"])
 
 
+async def test_a_new_key_is_known_at_once(admin, path):
+    """Another gateway may have seen it, and its owner used it there."""
+    admin.add("a", {})
+    keeper = gatekeeper(path)
+    issued = admin.add("b", {})
+    assert (await keeper.enter([f"Bearer {issued.key}"])).id == issued.tenant.id
+
+
 async def test_without_a_registry_all_are_let_in_until_there_is_one_and_never_again(admin, path):
     keeper = gatekeeper(path, may_be_open=True)
     assert await keeper.enter([]) is None
