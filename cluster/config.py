@@ -6,7 +6,6 @@ Unknown keys are errors. A component is handed its own part, never the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 MOST_PREFILL_ROWS = 4096  # of a round, where router.max_prefill_rows does not say
 MOST_DRAFT_ROWS = 512  # of a round, where speculation.max_rows does not say
 NO_CACHE = "none"  # as `cache.url`
+_MERGE = "<<"  # a key of YAML that takes in other mappings
 _MOST_DRAFT_MODELS = 16  # beside the first; each is a source of the router, which has room for 62 in all
 _PoolName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
 _OF_A_URL = ("username", "password_file", "ca_file", "certificate_file", "sentinel_username", "sentinel_password_file")
@@ -336,14 +336,15 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Cluste
 class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that comes twice, of which the first one's value would be lost."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        known = set[Hashable]()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in known:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} comes twice", key_node.start_mark)
-            known.add(key if isinstance(key, Hashable) else None)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        known = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != _MERGE:
+                if key.value in known:
+                    raise yaml.composer.ComposerError(None, None, f"{key.value!r} comes twice", key.start_mark)
+                known.add(key.value)
+        return node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -90,6 +90,7 @@ def _times(target: str | None, gpus: str | None, config: ClusterConfig) -> Forwa
     model = PlacedModel(shape=shape, device=device, gpu=gpu, count=count, dtype="bfloat16")
     memory = model.memory(rows=1, sequences=1, context=1)
     if not memory.fits:
-        limit = f"{target} needs {memory.needed / 2**30:.0f} GiB on each, which has {memory.available / 2**30:.0f}"
+        needed, has = memory.needed / 2**30, memory.available / 2**30
+        limit = f"{target} needs {needed:.0f} GiB of each GPU's memory, which is {has:.0f}"
         raise InvalidRequest("--gpus", gpus, limit)
     return RooflineTimes(model)

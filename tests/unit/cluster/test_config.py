@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from actors.errors import InvalidRequest
-from cluster.config import ClusterConfig, check_devices, load_config
+from cluster.config import ClusterConfig, check_devices, load_config, read_yaml
 from cluster.errors import ConfigError
 
 LAPTOP = Path(__file__).resolve().parents[3] / "configs" / "laptop.yaml"
@@ -113,3 +113,9 @@ def test_a_further_draft_model_has_a_model_workers_and_a_name_of_its_own(given, 
 def test_ranks_of_a_draft_worker_share_a_whole_vocabulary_and_no_gpu(draft, told):
     with pytest.raises(ValueError, match=told):
         ClusterConfig.model_validate({"draft": {"tensor_parallel": 2, **draft}})
+
+
+def test_a_mapping_that_takes_in_another_one_may_have_keys_of_its_own(tmp_path):
+    path = tmp_path / "merged.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: [*b, *a], x: 4}\n")
+    assert read_yaml(path) == yaml.safe_load(path.read_text())
