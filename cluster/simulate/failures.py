@@ -42,7 +42,7 @@ class Failures:
             self._events.after(fault.seconds, self._end, mend)
 
     def _end(self, mend: Callable[[], object]) -> None:
-        """Of several outages of a part, the last one's end mends it."""
+        """The outage of a part that ends last mends it."""
         self._outages[mend] -= 1
         if not self._outages[mend]:
             mend()
