@@ -350,7 +350,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """Raises ConfigError for what is no mapping in YAML."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # a SafeLoader
+        data = _UniqueKeys(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -21,6 +21,8 @@ from cache_service.errors import SettingError
 Client = redis.Redis | RedisCluster
 
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+# `urlsplit` takes an IPv6 address for an error if it is not the only host.
+_PARTS = re.compile(r"(?P<scheme>[A-Za-z+]+)://(?P<places>[^/?#]*)(?P<path>[^?#]*)")
 _DEFAULT_PORT = 6379
 _DEFAULT_SENTINEL_PORT = 26379
 _FORM = (
@@ -177,20 +179,17 @@ def parse_url(url: str) -> Address:
     """Raises SettingError, which shows the URL without user and password."""
     shown = re.sub(r"^([a-z+]+://)?.*@", r"\1...@", url, flags=re.DOTALL)  # passwords may hold unescaped characters
     shown = re.sub(r"\?.*", "?...", shown, flags=re.DOTALL)  # other clients take passwords here
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise SettingError("url", shown, _FORM) from None
-    if parts.scheme not in _SCHEMES or parts.query or parts.fragment:
+    parts = _PARTS.fullmatch(url)
+    if parts is None or (scheme := parts["scheme"].lower()) not in _SCHEMES:
         raise SettingError("url", shown, _FORM)
-    mode = parts.scheme.partition("+")[2] or "single"
-    credentials, _, places = parts.netloc.rpartition("@")
+    mode = scheme.partition("+")[2] or "single"
+    credentials, _, places = parts["places"].rpartition("@")
     username, _, password = credentials.partition(":")
     port = _DEFAULT_SENTINEL_PORT if mode == "sentinel" else _DEFAULT_PORT
     hosts = tuple(_parse_host(place, port, shown) for place in places.split(","))
     if mode == "single" and len(hosts) != 1:
         raise SettingError("url", shown, "a single server has one host; several belong to Sentinel or Cluster")
-    path = [unquote(part) for part in parts.path.split("/")[1:] if part]
+    path = [unquote(part) for part in parts["path"].split("/")[1:] if part]
     service = path.pop(0) if mode == "sentinel" and path else ""
     if mode == "sentinel" and not service:
         raise SettingError("url", shown, "Sentinel needs the name of its service: redis+sentinel://host:port/service")
@@ -200,7 +199,7 @@ def parse_url(url: str) -> Address:
     return Address(
         hosts=hosts,
         mode=mode,
-        tls=parts.scheme.startswith("rediss"),
+        tls=scheme.startswith("rediss"),
         database=int(database),
         service=service,
         username=unquote(username) or None,
