@@ -56,6 +56,7 @@ class Announcer:
         self._warm.capacity = num_tokens // BLOCK_TOKENS
         self.meet()
         if not (num_gateways := self._publisher.subscribers[NEWS]):
+            self._newcomers.clear()  # they have gone again
             return
         is_whole = self._has_forgotten or len(self._used) > len(self._warm)
         news = RouterNews(

@@ -9,7 +9,7 @@ from cluster.routing.router_load import RouterLoad
 from cluster.routing.router_status import RouterStatus
 
 NEWS = b"news"  # the topic
-WHOLE = b"whole-"  # what topics begin with that have one gateway each: to whoever comes, a router tells all there is
+WHOLE = b"whole-"  # prefix of a gateway's own topic: there a router sends all its blocks when the gateway connects
 
 
 class RouterNews(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

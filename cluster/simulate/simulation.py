@@ -175,7 +175,7 @@ class Simulation:
         figures = figures_of(counted, seconds, options.objectives)
         figures |= {name: (total - before[name]) / seconds for name, total in self.totals().items()}
         figures |= {
-            "conversations_too_long": getattr(self.traffic, "num_too_long", 0),
+            "conversations_too_long": self.traffic.num_too_long if isinstance(self.traffic, Traffic) else 0,
             "groups": cluster.mean_groups,
             "draft_workers": cluster.mean_draft_workers,
             "busiest_gateway_share": max(gateway.server.busy_s for gateway in cluster.gateways) / options.seconds,
