@@ -36,7 +36,7 @@ from actors.models.source import ModelSource
 from actors.models.token_text import has_own_vocabulary
 from actors.options import MTP_HEAD, DraftPoolOptions
 from actors.training.drafter_build import default_drafter_dir, ready_drafter
-from actors.workers.directory import get_or_create_directory
+from actors.workers.directory_actor import get_or_create_directory
 from actors.workers.draft_pool import draft_pool_application
 from actors.workers.gpu_shares import GpuDemand, needed_gpus, share_gpus
 from actors.workers.settings import DraftSettings, TargetSettings

@@ -6,25 +6,22 @@ directory has another key, the answer to that heartbeat tells the workers. Estab
 
 A call costs as much as there is to tell. Each router has one call here that waits until something has changed for it,
 and for a second at most, since calls renew what routers hold; each worker calls once a second. With more than 750
-callers the directory makes them call less often, and their leases last longer accordingly.
+callers the directory has relays (`directory_relay`), one for each 750, and answers say which one to call. Until relays
+are there, callers call less often, and their leases last longer accordingly.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
+from zlib import crc32
 
 import msgspec
-import ray
-from ray.actor import ActorProxy
-from ray.exceptions import RayError
-from ray.experimental import internal_kv
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.pool_names import FIRST_POOL
@@ -34,18 +31,10 @@ from actors.workers.leases import Leases
 from actors.workers.model_changes import ModelTurns, WantedModel, add_refusal
 from actors.workers.waiting import Waiting
 
-logger = logging.getLogger(__name__)
-
-NAMESPACE = "paceline"
 TTL_S = 4.0  # four missed heartbeats
 _LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
-_CALLS_A_STRETCH = 750  # calls a second that the directory is to get: Ray takes up to a millisecond for one
-_MOST_CALLS = 8192  # at a time; most of them wait
-_DEMAND_TIMEOUT_S = 2.0
-_KEYS_TIMEOUT_S = 5.0
-_KV_NAMESPACE = b"paceline"  # of Ray's own store
-
-Demand = TypeVar("Demand", bound=DraftDemand | TargetDemand)
+MOST_CALLERS = 750  # of the directory, or of a relay, each once a second: Ray takes up to a millisecond for a call
+_RELAY_LIFE_S = 1.0  # after a relay's last call, which come four times a second
 
 Role = Literal["target", "draft"]
 
@@ -74,6 +63,7 @@ class Kept(msgspec.Struct):
     refusals: dict[str, dict[str, str]] = {}  # by pool and worker: why it could not load the pool's model of `models`
     # Callers renew at the 1st, 2nd, 4th or ... interval, for leases that are as many times as long.
     stretch: int = 1
+    relays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +71,7 @@ class HeartbeatAnswer:
     clients: tuple[bytes, ...]  # public keys of clients that the worker's links must admit
     wanted: WantedModel  # what the workers of its pool are to run
     stretch: int  # the intervals after which to call again
+    relay: str | None = None  # to call from now on; None: the directory itself
 
 
 Mark: TypeAlias = tuple[tuple[int, int], int]
@@ -111,6 +102,16 @@ class Told:
     targets: tuple[WorkerEntry, ...]
     target_id: str | None  # the target group assigned to the router
     longest_wait_s: float  # for which the next call may wait
+    relay: str | None  # as in `HeartbeatAnswer`
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """The answer to a relay's call."""
+
+    heartbeats: list[HeartbeatAnswer]  # one for each worker
+    told: list[tuple[Told, bool]]  # for each router, and whether it is news: otherwise the router need not know yet
+    woken: list[str]  # routers for which there may be news since they asked
 
 
 @dataclass(slots=True)
@@ -128,12 +129,15 @@ class Directory:
         ttl_s: float = TTL_S,
         clock: Callable[[], float] = time.monotonic,
         is_restarted: bool = False,
+        most_callers: int = MOST_CALLERS,
     ) -> None:
-        """is_restarted: workers and routers may hold claims of the previous directory."""
+        """is_restarted: workers and routers may hold claims of the previous directory. most_callers: of the directory,
+        and of each relay."""
         self._client_keys = client_keys
         self._ttl_s = ttl_s
         self._clock = clock
         self._is_restarted = is_restarted
+        self._most_callers = most_callers
         self._filled_at = clock() + ttl_s  # by then all live workers and routers have reported
         self._records: Leases[_Record] = Leases(clock)
         self._targets: dict[str, WorkerEntry] = {}  # the targets among them, in order of registration
@@ -143,6 +147,9 @@ class Directory:
         self._draft_news = self._draft_changes.mark  # after the last change that is told at once
         self._waiting = Waiting()
         self._routers: Leases[None] = Leases(clock)  # routers that called recently, with or without a waiting call
+        self._direct: Leases[None] = Leases(clock)  # workers and routers that called recently, and not by a relay
+        self._relays: Leases[None] = Leases(clock)  # relays that called recently
+        self._woken: dict[str, set[str]] = {}  # routers by relay, until its next call
         self._demands = RouterDemands(clock)
         self._kept = Kept()
         self._turns = ModelTurns(ttl_s, clock)
@@ -150,6 +157,10 @@ class Directory:
     def heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
         """Register or renew a worker. A worker that was replaced under its id is ignored."""
         self._expire()
+        self._direct.renew(entry.worker_id, None, self._lease_s)
+        return self._heartbeat(entry)
+
+    def _heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
         record = self._records.get(entry.worker_id)
         if record is None:
             self._put(_Record(entry, None), None)
@@ -157,13 +168,15 @@ class Directory:
             self._put(_Record(entry, record.previous_incarnation), record.entry)
         elif record.previous_incarnation != entry.incarnation:
             self._put(_Record(entry, record.entry.incarnation), record.entry)
-        return HeartbeatAnswer((self._client_keys.public,), self.wanted_model(entry.pool), self._stretch())
+        stretch, relay = self._stretch(), self._relay_for(entry.worker_id)
+        return HeartbeatAnswer((self._client_keys.public,), self.wanted_model(entry.pool), stretch, relay)
 
     def remove(self, worker_id: str, incarnation: int) -> None:
         """Remove a worker. Unknown and replaced workers are ignored."""
         record = self._records.get(worker_id)
         if record is not None and record.entry.incarnation == incarnation:
             self._records.pop(worker_id)
+            self._direct.pop(worker_id)
             self._note_lost(record.entry)
 
     def workers(self, role: Role | None = None) -> list[WorkerEntry]:
@@ -176,6 +189,10 @@ class Directory:
         """Renew the router's lease and signals, and return the changes since its last call. A leaving router keeps its
         group for its open requests until another router is assigned to it."""
         self._expire()
+        self._direct.renew(asked.router_id, None, self._lease_s)
+        return self._tell(asked)
+
+    def _tell(self, asked: Asked) -> Told:
         self._routers.renew(asked.router_id, None, self._lease_s)
         if asked.drafts is not None:
             self.tell_demand(asked.router_id, asked.drafts, asked.targets)
@@ -186,17 +203,18 @@ class Directory:
         else:
             target_id = self.claim_target(asked.router_id, asked.held, asked.model)
         targets = self._targets_for(asked.model, asked.held, target_id)
-        longest_wait_s = _LONGEST_WAIT_S * self._stretch()
+        longest_wait_s, relay = _LONGEST_WAIT_S * self._stretch(), self._relay_for(asked.router_id)
         changed = self._draft_changes.since(asked.mark and asked.mark[0])
         known = [] if changed is None else [(name, self._records.get(name)) for name in sorted(changed)]
         return Told(
-            mark=(self._draft_changes.mark, hash((targets, target_id, longest_wait_s))),
+            mark=(self._draft_changes.mark, hash((targets, target_id, longest_wait_s, relay))),
             drafts=self.workers("draft") if changed is None else [record.entry for _, record in known if record],
             gone=[name for name, record in known if not record],
             is_whole=changed is None,
             targets=targets,
             target_id=target_id,
             longest_wait_s=longest_wait_s,
+            relay=relay,
         )
 
     async def follow(self, asked: Asked) -> Told | None:
@@ -205,11 +223,37 @@ class Directory:
 
         Nothing is claimed for a router when it is woken: it may be gone by then.
         """
-        told, mark = self.tell(asked), asked.mark
-        if mark is None or told.is_whole or mark[0] < self._draft_news or mark[1] != told.mark[1]:
+        told = self.tell(asked)
+        if self._is_news(asked, told):
             return told
-        await self._waiting.wait(asked.router_id, "" if asked.is_leaving else asked.model, told.longest_wait_s)
-        return None if told.mark == mark else told
+        await self._waiting.wait(asked.router_id, _kind(asked), told.longest_wait_s)
+        return None if told.mark == asked.mark else told
+
+    def relayed(self, relay: str, entries: Sequence[WorkerEntry], questions: Sequence[Asked]) -> Relayed:
+        """`heartbeat` and `follow` for a relay's callers, without waiting: the relay calls a few times a second, and is
+        told which routers to wake."""
+        self._expire()
+        self._relays.renew(relay, None, _RELAY_LIFE_S)
+        for caller in (*(entry.worker_id for entry in entries), *(asked.router_id for asked in questions)):
+            self._direct.pop(caller)
+        heartbeats = [self._heartbeat(entry) for entry in entries]
+        told = []
+        for asked in questions:
+            answer = self._tell(asked)
+            is_news = self._is_news(asked, answer)
+            self._woken.get(relay, set()).discard(asked.router_id)  # the answer has what there was
+            if not is_news:
+                self._waiting.note(asked.router_id, _kind(asked), partial(self._wake_by, relay, asked.router_id))
+            told.append((answer, is_news))
+        return Relayed(heartbeats, told, list(self._woken.pop(relay, ())))
+
+    def _wake_by(self, relay: str, router_id: str) -> None:
+        self._woken.setdefault(relay, set()).add(router_id)
+
+    def _is_news(self, asked: Asked, told: Told) -> bool:
+        """Whether the router should know this at once. Counts of drops can wait."""
+        mark = asked.mark
+        return mark is None or told.is_whole or mark[0] < self._draft_news or mark[1] != told.mark[1]
 
     def client_keys(self) -> LinkKeys:
         """The key pair that every router of the cluster uses."""
@@ -290,11 +334,11 @@ class Directory:
     def draft_demand(self, pool: str = FIRST_POOL) -> DraftDemand:
         """Combined demand on a pool's workers of the routers that reported lately, and their number set by hand."""
         held = self._kept.workers.get(pool, 0)
-        return replace(self._demands.on_drafts(pool), held=held, stretch=self._kept.stretch)
+        return replace(self._demands.on_drafts(pool), held=held, stretch=self._demand_stretch)
 
     def target_demand(self) -> TargetDemand:
         """Combined demand of the routers that reported lately and have a target group, and the number set by hand."""
-        return replace(self._demands.on_targets(), held=self._kept.groups, stretch=self._kept.stretch)
+        return replace(self._demands.on_targets(), held=self._kept.groups, stretch=self._demand_stretch)
 
     def _choose_target(self, router_id: str, held: str | None, model: str) -> str | None:
         """The router's own group, the one it held before, or a free one."""
@@ -373,136 +417,54 @@ class Directory:
     def _lease_s(self) -> float:
         return self._ttl_s * self._kept.stretch
 
+    @property
+    def _demand_stretch(self) -> int:
+        """All replicas ask for the same demand, and not by relays."""
+        return max(self._kept.stretch, self._shares)
+
+    @property
+    def _shares(self) -> int:
+        """Number of parts of the callers that are small enough for one actor."""
+        return max(1, math.ceil((len(self._records) + len(self._routers)) / self._most_callers))
+
     def _stretch(self) -> int:
-        """Rises with the number of callers, and falls when there are clearly fewer."""
-        callers, stretch = len(self._records) + len(self._routers), self._kept.stretch
-        if callers > stretch * _CALLS_A_STRETCH:
+        """Rises with the number of callers that use no relay, and falls when there are clearly fewer."""
+        callers, stretch = len(self._direct), self._kept.stretch
+        if callers > stretch * self._most_callers:
             self._change_stretch(2 * stretch)
-        elif stretch > 1 and callers < stretch * _CALLS_A_STRETCH // 3 and self._clock() >= self._filled_at:
+        elif stretch > 1 and callers < stretch * self._most_callers // 3 and self._clock() >= self._filled_at:
             self._change_stretch(stretch // 2)
         return self._kept.stretch
 
     def _change_stretch(self, stretch: int) -> None:
         self._kept.stretch = stretch
 
+    def _relay_for(self, caller: str) -> str | None:
+        """The relay for a worker or router; None while that one does not call. There are never fewer than before."""
+        if self._shares > max(1, self._kept.relays):
+            self._have_relays(self._shares)
+        if not self._kept.relays:
+            return None
+        relay = self._relay_name(crc32(caller.encode()) % self._kept.relays)
+        return relay if relay in self._relays else None
+
+    def _have_relays(self, number: int) -> None:
+        self._kept.relays = number
+
+    def _relay_name(self, number: int) -> str:
+        return f"relay-{number}"
+
     def _expire(self) -> None:
-        self._routers.expire()
+        self._relays.expire()
+        self._direct.expire()
+        for router_id, _ in self._routers.expire():
+            self._waiting.wake(router_id)  # it may have waited at a relay that is gone
         for _, record in self._records.expire():
             self._note_lost(record.entry)
         for _, worker_id in self._claims.expire():
             self._unclaim(worker_id)
 
 
-class DirectoryActor(Directory):
-    """A `Directory` as an actor. Numbers set by hand are kept in Ray's key-value store, because no process would send
-    them again."""
-
-    def __init__(self, client_keys: LinkKeys, ttl_s: float) -> None:
-        is_restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        super().__init__(client_keys, ttl_s, is_restarted=is_restarted)
-        stored = internal_kv._internal_kv_get(_kept_key(), namespace=_KV_NAMESPACE) if is_restarted else None
-        if stored is not None:
-            self._kept = msgspec.json.decode(stored, type=Kept)
-            self._filled_at += ttl_s * (self._kept.stretch - 1)
-
-    def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
-        super().hold(role, number, pool)
-        self._keep()
-
-    def want_model(self, pool: str, spec: str) -> WantedModel:
-        wanted = super().want_model(pool, spec)
-        self._keep()
-        return wanted
-
-    def refuse_model(self, pool: str, worker: str, number: int, reason: str) -> None:
-        super().refuse_model(pool, worker, number, reason)
-        self._keep()
-
-    def _change_stretch(self, stretch: int) -> None:
-        super()._change_stretch(stretch)
-        self._keep()
-
-    def _keep(self) -> None:
-        internal_kv._internal_kv_put(_kept_key(), msgspec.json.encode(self._kept), namespace=_KV_NAMESPACE)
-
-
-def _kept_key() -> bytes:
-    return f"kept-{ray.get_runtime_context().get_actor_id()}".encode()
-
-
-DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]
-
-_RemoteDirectory = ray.remote(DirectoryActor)
-
-
-def get_or_create_directory(
-    name: str, lifetime: Literal["detached"] | None = None, ttl_s: float = TTL_S
-) -> DirectoryHandle:
-    """The directory of that name, created if it does not exist. Safe to call from several processes at once.
-
-    `lifetime` None: it ends with the process that created it.
-    """
-    options = _RemoteDirectory.options(
-        name=name,
-        namespace=NAMESPACE,
-        lifetime=lifetime,
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=-1,
-        max_concurrency=_MOST_CALLS,
-        max_pending_calls=64,  # by one caller; further calls fail at once
-        # Not on a node that comes and goes with the load.
-        scheduling_strategy=NodeAffinitySchedulingStrategy(_head_node_id(), soft=True),
-    )
-    handle: DirectoryHandle = options.remote(LinkKeys.generate(), ttl_s)  # ignored if it exists
-    return handle
-
-
-def _head_node_id() -> str:
-    """Id of Ray's head node, or of this node if Ray does not name its head."""
-    heads = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
-    return next(iter(heads), ray.get_runtime_context().get_node_id())
-
-
-def find_directory(name: str) -> DirectoryHandle:
-    """The existing directory of that name. Raises ValueError if there is none."""
-    handle: DirectoryHandle = ray.get_actor(name, namespace=NAMESPACE)
-    return handle
-
-
-async def read_client_keys(name: str) -> LinkKeys:
-    """The key pair of the clients of links. Raises ValueError if there is no directory of that name, TimeoutError or
-    Ray's error if it does not answer."""
-    directory = await asyncio.to_thread(find_directory, name)
-    async with asyncio.timeout(_KEYS_TIMEOUT_S):
-        keys: LinkKeys = await directory.client_keys.remote()
-    return keys
-
-
-class DemandReader(Generic[Demand]):
-    """Reads the routers' demand from the directory of that name, which is looked up again after a failure. Where the
-    directory has very many callers, an answer is returned as many times as it says."""
-
-    def __init__(self, directory_name: str, ask: Callable[[DirectoryHandle], Awaitable[Demand]]) -> None:
-        self._directory_name = directory_name
-        self._ask = ask
-        self._directory: DirectoryHandle | None = None
-        self._last: Demand | None = None
-        self._times_left = 0  # for which the last answer is good
-
-    async def read(self) -> Demand | None:
-        """None while the directory does not answer."""
-        self._times_left -= 1
-        if self._times_left > 0:
-            return self._last
-        try:
-            directory = self._directory or await asyncio.to_thread(find_directory, self._directory_name)
-            self._directory = directory
-            async with asyncio.timeout(_DEMAND_TIMEOUT_S):
-                self._last = await self._ask(directory)
-            self._times_left = self._last.stretch
-            return self._last
-        except (RayError, ValueError, TimeoutError) as error:
-            logger.warning("the directory did not say what routers want of workers: %r", error)
-            self._directory = None
-            return None
+def _kind(asked: Asked) -> str:
+    """Of a waiting call: a router that leaves is not to be woken for a free group."""
+    return "" if asked.is_leaving else asked.model

@@ -29,7 +29,8 @@ from actors.models.catalog import resolve_model
 from actors.pool_names import deployment_of
 from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, replica_options
 from actors.workers.demand import DraftDemand
-from actors.workers.directory import DemandReader, DirectoryHandle, find_directory
+from actors.workers.demand_reader import DemandReader
+from actors.workers.directory_actor import DirectoryHandle, find_directory
 from actors.workers.gpus import SEE_ALL_GPUS, rank_device
 from actors.workers.model_changes import WantedModel
 from actors.workers.quiet_watch import LONGEST_LEAVE_S

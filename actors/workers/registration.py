@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import RayError
 
 from actors.links.heartbeat import Heartbeat
 from actors.links.server import LinkServer
-from actors.workers.directory import DirectoryHandle, WorkerEntry, find_directory
+from actors.workers.directory import WorkerEntry
+from actors.workers.directory_contact import DirectoryContact
 from actors.workers.model_changes import WantedModel
 
 
@@ -31,11 +32,10 @@ class Registration:
         server: LinkServer,
         interval_s: float = 1.0,
     ) -> None:
-        self._directory_name = directory_name
+        self._contact = DirectoryContact(directory_name)
         self._entry = entry
         self._server = server
         self._timeout_s = max(interval_s, 1.0)
-        self._directory: DirectoryHandle | None = None
         self.wanted: WantedModel | None = None
         self._intervals_left = 0  # until the entry is to be renewed
         self._renewing = threading.Lock()  # by one thread at a time: an older entry must not come after a newer one
@@ -54,10 +54,9 @@ class Registration:
     def leave(self) -> None:
         """Stop renewing and remove the entry, so that routers need not wait for it to expire."""
         self._heartbeat.stop()
-        if self._directory is not None:
-            with contextlib.suppress(RayError):
-                removed = self._directory.remove.remote(self._entry.worker_id, self._entry.incarnation)
-                ray.get(removed, timeout=self._timeout_s)
+        with contextlib.suppress(RayError, ValueError):
+            removed = self._contact.directory().remove.remote(self._entry.worker_id, self._entry.incarnation)
+            ray.get(removed, timeout=self._timeout_s)
 
     def _beat(self) -> None:
         self._intervals_left -= 1
@@ -67,13 +66,13 @@ class Registration:
     def _renew(self) -> None:
         with self._renewing:
             self._intervals_left = 0  # if this fails
-            if self._directory is None:
-                self._directory = find_directory(self._directory_name)
+            contact = self._contact.find()
             entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
             try:
-                answer = ray.get(self._directory.heartbeat.remote(entry), timeout=self._timeout_s)
-            except ActorDiedError:
-                self._directory = None  # gone for good; there may be another one of that name
+                answer = ray.get(contact.heartbeat.remote(entry), timeout=self._timeout_s)
+            except RayError as error:
+                self._contact.failed(error)
                 raise
+            self._contact.answered(answer.relay)
             self._server.allow(answer.clients)
             self.wanted, self._intervals_left = answer.wanted, answer.stretch

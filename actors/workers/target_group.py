@@ -13,7 +13,7 @@ from ray.util import get_current_placement_group
 from actors.errors import Unavailable
 from actors.logs import ObservabilityConfig, configure_logging
 from actors.workers.autoscaling import AutoscalingConfig, TargetPolicy, replica_options
-from actors.workers.directory import DemandReader
+from actors.workers.demand_reader import DemandReader
 from actors.workers.quiet_watch import LONGEST_LEAVE_S, QuietWatch
 from actors.workers.rank_options import rank_bundle, rank_options
 from actors.workers.settings import TargetSettings

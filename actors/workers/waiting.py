@@ -11,7 +11,7 @@ from dataclasses import dataclass
 @dataclass(slots=True, eq=False)
 class _Call:
     kind: str
-    woken: asyncio.Future[None]
+    wake: Callable[[], None]
 
 
 class Waiting:
@@ -23,19 +23,25 @@ class Waiting:
     async def wait(self, caller: str, kind: str, limit_s: float) -> None:
         """Until the caller is woken, or for `limit_s` seconds."""
         self.wake(caller)
-        call = self._calls[caller] = _Call(kind, asyncio.get_running_loop().create_future())
+        woken = asyncio.Event()
+        call = self._calls[caller] = _Call(kind, woken.set)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    await call.woken
+                    await woken.wait()
         finally:
             if self._calls.get(caller) is call:
                 del self._calls[caller]
 
+    def note(self, caller: str, kind: str, wake: Callable[[], None]) -> None:
+        """A call that waits elsewhere. It counts as waiting until the caller is woken or calls again."""
+        self._calls.pop(caller, None)
+        self._calls[caller] = _Call(kind, wake)
+
     def wake(self, caller: str) -> None:
         call = self._calls.pop(caller, None)
-        if call is not None and not call.woken.done():
-            call.woken.set_result(None)
+        if call is not None:
+            call.wake()
 
     def wake_all(self) -> None:
         for caller in list(self._calls):

@@ -12,7 +12,7 @@ from actors.models.catalog import model_path
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
-    from actors.workers.directory import DirectoryHandle
+    from actors.workers.directory_actor import DirectoryHandle
 
 _LOOK_AGAIN_S = 0.5
 _DIRECTORY_S = 30.0

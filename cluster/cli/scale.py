@@ -21,7 +21,8 @@ from cluster.errors import ConfigError
 from cluster.ray_names import APPLICATION, DIRECTORY
 
 if TYPE_CHECKING:
-    from actors.workers.directory import DirectoryHandle, Role
+    from actors.workers.directory import Role
+    from actors.workers.directory_actor import DirectoryHandle
 
 app = typer.Typer(no_args_is_help=True, help="Set the number of draft workers or target groups of a running cluster.")
 
@@ -138,7 +139,7 @@ def _scale(pool: _Pool, number: int | None, address: str, wait_s: float, model: 
 
 
 def _directory(address: str) -> DirectoryHandle:
-    from actors.workers.directory import find_directory
+    from actors.workers.directory_actor import find_directory
 
     try:
         return find_directory(DIRECTORY)

@@ -239,7 +239,7 @@ def _leave_ray() -> None:
     import ray
     from ray import serve as ray_serve
 
-    from actors.workers.directory import find_directory
+    from actors.workers.directory_actor import find_directory
 
     if set(ray_serve.status().applications) <= {APPLICATION}:
         ray_serve.shutdown()

@@ -16,7 +16,7 @@ from ray.serve.config import BackpressureConfig, HTTPOptions, ProxyLocation
 from ray.serve.grpc_util import RayServegRPCContext
 
 from actors.logs import ObservabilityConfig, configure_logging
-from actors.workers.directory import read_client_keys
+from actors.workers.directory_actor import read_client_keys
 from cluster.cache.tenant_leases import lease_renewal
 from cluster.config import CacheConfig
 from cluster.gateway import SERVICER_FUNCTIONS

@@ -29,7 +29,8 @@ from actors.logs import ObservabilityConfig, configure_logging, request_id
 from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from actors.pool_names import FIRST_POOL
-from actors.workers.directory import Asked, DirectoryHandle, Told, find_directory
+from actors.workers.directory import Asked, Told
+from actors.workers.directory_contact import DirectoryContact
 from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
@@ -100,8 +101,8 @@ class Router:
         self._settings = settings
         self._model = settings.model.fingerprint
         self._router_id = secrets.token_hex(8)
-        self._directory: DirectoryHandle = find_directory(settings.directory_name)
-        keys = await self._directory.client_keys.remote()
+        self._contact = DirectoryContact(settings.directory_name)
+        keys = await self._contact.directory().client_keys.remote()
         self._connections = Connections(keys)
         self._view = DirectoryView()
         self._publisher = Publisher([keys.public], get_node_ip_address())
@@ -247,20 +248,18 @@ class Router:
             await asyncio.to_thread(self._cache.close)
 
     async def _follow_directory(self) -> None:
-        is_gone = False
         while True:
             began = time.monotonic()
             try:
-                if is_gone:  # for good; there may be another one of that name
-                    self._directory = await asyncio.to_thread(find_directory, self._settings.directory_name)
+                contact = await asyncio.to_thread(self._contact.find)
                 async with asyncio.timeout(self._view.longest_wait_s + _ANSWER_TIMEOUT_S):
-                    told: Told | None = await self._directory.follow.remote(self._question(began))
+                    told: Told | None = await contact.follow.remote(self._question(began))
                 if told is not None:
                     self._view.take(told)
-                is_gone = False
+                    self._contact.answered(told.relay)
             except Exception as error:
                 logger.warning("the directory did not answer: %r", error)
-                is_gone = is_gone or isinstance(error, ray.exceptions.ActorDiedError)
+                self._contact.failed(error)
             await asyncio.sleep(began + _ASK_PERIOD_S - time.monotonic())
 
     def _question(self, now: float) -> Asked:
@@ -286,8 +285,9 @@ class Router:
     def _leave_group(self) -> None:
         if not self._has_left:
             self._has_left = True
-            with contextlib.suppress(ray.exceptions.RayError):  # if too many calls wait there, the claim expires
-                self._directory.release_target.remote(self._router_id)
+            # If too many calls wait there, the claim expires.
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                self._contact.directory().release_target.remote(self._router_id)
 
     def _adopt(self) -> None:
         """Start rounds with the first target, and give the driver the present links. A router that is told to stop

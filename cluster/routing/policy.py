@@ -13,7 +13,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from actors.links.keys import LinkAddress
 from actors.messages import GenerationRequest
-from actors.workers.directory import read_client_keys
+from actors.workers.directory_actor import read_client_keys
 from cluster.routing.heard_statuses import heard_statuses
 from cluster.routing.known_routers import MOST_COMPARED, KnownRouters, routed_prompt
 from cluster.routing.replica_choice import soonest_first

@@ -1,9 +1,10 @@
 """The directory as an actor of a real Ray under the calls of many routers and their target groups.
 
-    python -m tests.bench.bench_directory [--routers 300] [--seconds 10] [--processes 6]
+    python -m tests.bench.bench_directory [--routers 300] [--seconds 10] [--processes 6] [--most-callers 750]
 
 Two phases: routers follow it as they do in production, and targets beat once a second, while a draft worker changes
 every four seconds; then as many heartbeats as callers and directory can do. Callers share the machine's processors.
+With more callers than `--most-callers` the directory has relays, whose processor time is given apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,7 +23,9 @@ from ray.actor import ActorProxy
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.demand import DraftDemand, TargetDemand
-from actors.workers.directory import Asked, Role, WorkerEntry, find_directory, get_or_create_directory
+from actors.workers.directory import MOST_CALLERS, Asked, Role, WorkerEntry
+from actors.workers.directory_actor import NAMESPACE, find_directory, get_or_create_directory
+from actors.workers.directory_contact import DirectoryContact
 from actors.workers.ray_environment import prepare_own_ray
 from cluster.cli.table import plain_table
 from cluster.router.directory_view import DirectoryView
@@ -30,6 +34,7 @@ _NAME = "bench"
 _ASK_PERIOD_S = 0.25  # as in `cluster.router.deployment`
 _BEAT_S = 1.0
 _CHANGE_S = 4.0
+_SETTLED_S = 15.0
 
 
 def entry_of(role: Role, name: str, key: bytes, model_number: int = 0) -> WorkerEntry:
@@ -48,7 +53,7 @@ class Callers:
     def __init__(self, numbers: range, key: bytes) -> None:
         self._numbers = numbers
         self._key = key
-        self._directory = find_directory(_NAME)
+        self._contacts = {f"{kind}{number}": DirectoryContact(_NAME) for number in numbers for kind in "rt"}
         self._books = Books()
 
     async def follow(self, seconds: float) -> Books:
@@ -76,10 +81,12 @@ class Callers:
                 drafts=demand,
                 targets=TargetDemand(0.5, 0.5),
             )
-            told = await self._directory.follow.remote(question)
+            contact = self._contacts[question.router_id]
+            told = await contact.find().follow.remote(question)
             self._books.num_calls += 1
             if told is not None:
                 view.take(told)
+                contact.answered(told.relay)
             found = next((entry.model_number for entry in view.entries if entry.worker_id == "draft"), known)
             if found != known and known >= 0:
                 self._books.noticed_s.append(time.monotonic() - found / 1e6)
@@ -87,27 +94,45 @@ class Callers:
             await asyncio.sleep(began + _ASK_PERIOD_S - time.monotonic())
 
     async def _target(self, number: int, until: float, pause_s: float = _BEAT_S) -> None:
+        contact = self._contacts[f"t{number}"]
         while time.monotonic() < until:
-            answer = await self._directory.heartbeat.remote(entry_of("target", f"t{number}", self._key))
+            answer = await contact.find().heartbeat.remote(entry_of("target", f"t{number}", self._key))
+            contact.answered(answer.relay)
             self._books.num_calls += 1
             await asyncio.sleep(pause_s * answer.stretch)
 
 
-def measure(callers: list[ActorProxy[Callers]], directory: psutil.Process, method: str, seconds: float) -> list[str]:
+def process_of(actor: Any) -> psutil.Process:
+    return psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+
+
+def relays() -> list[psutil.Process]:
+    names = (one["name"] for one in ray.util.list_named_actors(all_namespaces=True) if one["name"] != _NAME)
+    return [process_of(ray.get_actor(name, namespace=NAMESPACE)) for name in names]
+
+
+def spent_s(*processes: psutil.Process) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
+
+
+def measure(callers: list[ActorProxy[Callers]], method: str, seconds: float) -> list[str]:
     handle, key = find_directory(_NAME), LinkKeys.generate().public
+    directory, passing_on = process_of(handle), relays()
     running = [getattr(one, method).remote(seconds) for one in callers]
-    before, began = sum(directory.cpu_times()[:2]), time.monotonic()
+    before, relays_before, began = spent_s(directory), spent_s(*passing_on), time.monotonic()
     while time.monotonic() - began < seconds:
         ray.get(handle.heartbeat.remote(entry_of("draft", "draft", key, int(time.monotonic() * 1e6))))
         time.sleep(_CHANGE_S if method == "follow" else seconds)
     books: list[Books] = ray.get(running)
-    elapsed_s, spent_s = time.monotonic() - began, sum(directory.cpu_times()[:2]) - before
+    elapsed_s, own_s = time.monotonic() - began, spent_s(directory) - before
     num_calls = sum(one.num_calls for one in books)
     noticed_ms = 1e3 * np.array([wait for one in books for wait in one.noticed_s] or [np.nan])
     return [
         f"{num_calls / elapsed_s:,.0f}",
-        f"{spent_s / elapsed_s:.2f}",
-        f"{spent_s / num_calls * 1e6:,.0f}",
+        f"{own_s / elapsed_s:.2f}",
+        f"{own_s / num_calls * 1e6:,.0f}",
+        str(len(passing_on)),
+        f"{(spent_s(*passing_on) - relays_before) / elapsed_s:.2f}",
         *(f"{np.percentile(noticed_ms, share):,.0f}" for share in (50, 99)),
     ]
 
@@ -117,20 +142,21 @@ def main() -> None:
     parser.add_argument("--routers", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--most-callers", type=int, default=MOST_CALLERS)
     arguments = parser.parse_args()
     prepare_own_ray("127.0.0.1", 1 << 20)
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
     try:
-        directory = get_or_create_directory(_NAME)
-        process = psutil.Process(ray.get(directory.__ray_call__.remote(lambda _: os.getpid())))
+        kept = get_or_create_directory(_NAME, most_callers=arguments.most_callers)
         key, each = LinkKeys.generate().public, arguments.routers // arguments.processes
         remote = ray.remote(Callers).options(num_cpus=0)
         callers = [remote.remote(range(n * each, (n + 1) * each), key) for n in range(arguments.processes)]
-        ray.get([one.flat_out.remote(1.0) for one in callers])  # all are there
-        rows = [[name, *measure(callers, process, name, arguments.seconds)] for name in ("follow", "flat_out")]
+        ray.get([one.follow.remote(_SETTLED_S) for one in callers])  # all are there, and so are relays
+        rows = [[name, *measure(callers, name, arguments.seconds)] for name in ("follow", "flat_out")]
+        del kept
     finally:
         ray.shutdown()
-    header = ("phase", "calls/s", "processors", "us a call", "noticed p50, ms", "p99, ms")
+    header = ("phase", "calls/s", "processors", "us a call", "relays", "processors", "noticed p50, ms", "p99, ms")
     print(plain_table(f"Directory under {each * arguments.processes} routers", header, rows))
 
 

@@ -25,7 +25,7 @@ import psutil
 import ray
 from ray import serve
 
-from actors.workers.directory import get_or_create_directory
+from actors.workers.directory_actor import get_or_create_directory
 from actors.workers.ray_environment import prepare_own_ray
 from cluster.gateway.deployment import gateway_application, start_proxies
 from cluster.gateway.served_model import ServedModel

@@ -19,7 +19,7 @@ import pytest
 import ray
 from ray import serve
 
-from actors.workers.directory import find_directory
+from actors.workers.directory_actor import find_directory
 from cluster.config import ClusterConfig
 from cluster.gateway.paceline.v1 import inference_pb2, inference_pb2_grpc
 from cluster.offline.engine import LocalEngine

@@ -5,27 +5,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.actor import ActorProxy
+from ray.exceptions import RayError
 
 from actors.links.client import AsyncLink
 from actors.links.heartbeat import Heartbeat
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.links.server import LinkServer
 from actors.messages import Hello, WorkerInfo
-from actors.workers.directory import (
-    Directory,
-    DirectoryHandle,
-    WorkerEntry,
-    find_directory,
-    get_or_create_directory,
-)
+from actors.workers.directory import Asked, Directory, WorkerEntry
+from actors.workers.directory_actor import NAMESPACE, DirectoryHandle, find_directory, get_or_create_directory
+from actors.workers.directory_contact import DirectoryContact
 from actors.workers.registration import Registration
+from cluster.router.directory_view import DirectoryView
 from paceline_testing.clock import Clock
 
 PATIENCE_S = 60.0  # how long a busy machine may take to start a process
@@ -153,10 +154,10 @@ def test_a_heartbeat_goes_on_after_beats_that_failed() -> None:
 # --- the actor
 
 
-def process_of(directory: DirectoryHandle) -> int:
+def process_of(actor: Any) -> int:
     """Its process id; 0 while it restarts."""
     try:
-        pid: int = ray.get(directory.__ray_call__.remote(lambda _: os.getpid()), timeout=PATIENCE_S)
+        pid: int = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=PATIENCE_S)
     except ray.exceptions.RayActorError:
         return 0
     return pid
@@ -290,6 +291,86 @@ def exists(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def relays_of(directory: DirectoryHandle) -> list[Any]:
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [one["name"] for one in named if one["name"].endswith(directory._actor_id.hex())]
+    return [ray.get_actor(name, namespace=NAMESPACE) for name in sorted(names)]
+
+
+def calls_directly(directory: DirectoryHandle) -> list[str]:
+    """Who has called the directory lately, and not by a relay. Nobody in particular while it restarts."""
+    try:
+        call = directory.__ray_call__.remote(lambda own: [name for name in own._records._held if name in own._direct])
+        return list(ray.get(call, timeout=PATIENCE_S))
+    except ray.exceptions.RayActorError:
+        return ["?"]
+
+
+async def targets_of(router_id: str, contact: DirectoryContact) -> str | None:
+    """The target group that a router gets from whom it is to call."""
+    view = DirectoryView()
+    async with asyncio.timeout(PATIENCE_S):
+        while view.target_id is None:
+            try:
+                told = await contact.find().follow.remote(Asked(router_id=router_id, model="", mark=view.mark))
+            except (RayError, ValueError) as error:
+                contact.failed(error)
+                await asyncio.sleep(0.1)
+                continue
+            if told is not None:
+                view.take(told)
+                contact.answered(told.relay)
+    return view.target_id
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_relays_of_many_callers_and_their_directory_may_be_killed_and_nobody_is_lost() -> None:
+    directory = get_or_create_directory("relayed", most_callers=2)
+    entries = [entry_of(f"w{number}", role="target") for number in range(5)]
+    server = ToldServer()
+    registrations = [Registration("relayed", entry, server, interval_s=0.2) for entry in entries]
+    until(lambda: workers_of(directory) == entries)
+    until(lambda: len(relays_of(directory)) == 3 and not calls_directly(directory))
+    contact = DirectoryContact("relayed")
+    assert asyncio.run(targets_of("r", contact)) == "w0"
+
+    stopped = threading.Event()
+    missed: list[list[WorkerEntry]] = []
+
+    def watch() -> None:
+        while not stopped.wait(0.05):
+            listed = workers_of(directory)
+            if listed != entries:
+                missed.append(listed)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    processes = [process_of(relay) for relay in relays_of(directory)]
+    for process in processes[:2]:
+        os.kill(process, signal.SIGKILL)
+    until(lambda: not {0, *processes[:2]} & set(map(process_of, relays_of(directory))))
+    until(lambda: not calls_directly(directory))
+    stopped.set()
+    watching.join()
+    assert missed == []
+    assert asyncio.run(targets_of("r", contact)) == "w0"
+
+    former = process_of(directory)
+    os.kill(former, signal.SIGKILL)
+    until(lambda: process_of(directory) not in (0, former))
+    until(lambda: workers_of(directory) == entries and not calls_directly(directory))
+    assert asyncio.run(targets_of("r", contact)) == "w0"
+    assert len(relays_of(directory)) == 3
+
+    for registration in registrations:
+        registration.leave()
+    assert workers_of(directory) == []
+    processes = [process_of(relay) for relay in relays_of(directory)]
+    ray.kill(directory)
+    until(lambda: not any(map(psutil.pid_exists, processes)))
+    server.close()
 
 
 @pytest.mark.usefixtures("ray_here")

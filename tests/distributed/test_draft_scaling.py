@@ -18,7 +18,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors.workers.directory import find_directory
+from actors.workers.directory_actor import find_directory
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
 from cluster.ray_names import APPLICATION, DIRECTORY

@@ -9,7 +9,7 @@ import msgspec
 
 from actors.links.keys import LinkKeys
 from actors.messages import GenerationRequest, TokenChunk
-from actors.workers.directory import read_client_keys
+from actors.workers.directory_actor import read_client_keys
 from cluster.routing.chunk_streams import ChunkSender
 from cluster.routing.publisher import Publisher
 from cluster.routing.router_status import RouterStatus

@@ -14,7 +14,7 @@ from actors.models.source import ModelSource
 from actors.options import TargetGroupOptions
 from actors.workers.autoscaling import AutoscalingConfig, DraftPolicy, TargetPolicy, desired_groups
 from actors.workers.demand import TargetDemand
-from actors.workers.directory import DemandReader
+from actors.workers.demand_reader import DemandReader
 from actors.workers.settings import TargetSettings
 from actors.workers.target_group import TargetGroup, target_group_application
 from cluster.config import ClusterConfig, RouterConfig, SpeculationConfig

@@ -10,6 +10,7 @@ import pytest
 from ray.exceptions import GetTimeoutError
 
 from actors.links.keys import LinkAddress, LinkKeys
+from actors.workers import directory_contact
 from actors.workers import registration as module
 from actors.workers.directory import HeartbeatAnswer, WorkerEntry
 from actors.workers.model_changes import WantedModel
@@ -50,7 +51,7 @@ def registration_at(directory: object, server: Server, monkeypatch) -> Registrat
             raise GetTimeoutError
         return answer
 
-    monkeypatch.setattr(module, "find_directory", lambda name: directory)
+    monkeypatch.setattr(directory_contact, "find_directory", lambda name: directory)
     monkeypatch.setattr(module.ray, "get", get)
     entry = WorkerEntry("draft", "d", LinkAddress("tcp://127.0.0.1:1000", KEYS.public), 1)
     return Registration("name", entry, server)  # type: ignore[arg-type]
