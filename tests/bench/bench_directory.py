@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 import ray
 from ray.actor import ActorProxy
+from ray.exceptions import RayError
 
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.demand import DraftDemand, TargetDemand
@@ -44,6 +45,7 @@ def entry_of(role: Role, name: str, key: bytes, model_number: int = 0) -> Worker
 @dataclass
 class Books:
     num_calls: int = 0
+    num_failed: int = 0
     noticed_s: list[float] = field(default_factory=list)  # from a change to the router that knows it
 
 
@@ -82,7 +84,11 @@ class Callers:
                 targets=TargetDemand(0.5, 0.5),
             )
             contact = self._contacts[question.router_id]
-            told = await contact.find().follow.remote(question)
+            try:
+                told = await contact.find().follow.remote(question)
+            except RayError as error:
+                self._note_failure(contact, error)
+                told = None
             self._books.num_calls += 1
             if told is not None:
                 view.take(told)
@@ -96,10 +102,19 @@ class Callers:
     async def _target(self, number: int, until: float, pause_s: float = _BEAT_S) -> None:
         contact = self._contacts[f"t{number}"]
         while time.monotonic() < until:
-            answer = await contact.find().heartbeat.remote(entry_of("target", f"t{number}", self._key))
-            contact.answered(answer.relay)
             self._books.num_calls += 1
+            try:
+                answer = await contact.find().heartbeat.remote(entry_of("target", f"t{number}", self._key))
+            except RayError as error:
+                self._note_failure(contact, error)
+                await asyncio.sleep(pause_s)
+                continue
+            contact.answered(answer.relay)
             await asyncio.sleep(pause_s * answer.stretch)
+
+    def _note_failure(self, contact: DirectoryContact, error: Exception) -> None:
+        contact.failed(error)
+        self._books.num_failed += 1
 
 
 def process_of(actor: Any) -> psutil.Process:
@@ -129,6 +144,7 @@ def measure(callers: list[ActorProxy[Callers]], method: str, seconds: float) -> 
     noticed_ms = 1e3 * np.array([wait for one in books for wait in one.noticed_s] or [np.nan])
     return [
         f"{num_calls / elapsed_s:,.0f}",
+        f"{sum(one.num_failed for one in books):,}",
         f"{own_s / elapsed_s:.2f}",
         f"{own_s / num_calls * 1e6:,.0f}",
         str(len(passing_on)),
@@ -156,7 +172,17 @@ def main() -> None:
         del kept
     finally:
         ray.shutdown()
-    header = ("phase", "calls/s", "processors", "us a call", "relays", "processors", "noticed p50, ms", "p99, ms")
+    header = (
+        "phase",
+        "calls/s",
+        "failed",
+        "processors",
+        "us a call",
+        "relays",
+        "processors",
+        "noticed p50, ms",
+        "p99, ms",
+    )
     print(plain_table(f"Directory under {each * arguments.processes} routers", header, rows))
 
 
