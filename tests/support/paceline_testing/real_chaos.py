@@ -19,10 +19,11 @@ from typing import Literal
 import httpx
 import psutil
 
+from actors.workers.directory_actor import get_or_create_directory
 from cache_service.store.embedded_server import EmbeddedServer
 from cluster.config import ClusterConfig
 from cluster.offline.engine import LocalEngine
-from cluster.ray_names import APPLICATION
+from cluster.ray_names import APPLICATION, DIRECTORY
 from paceline_testing.cache_stores import kill
 from paceline_testing.deployed import deployed, scale, wait_for
 from paceline_testing.ray_processes import ray_processes
@@ -43,7 +44,7 @@ _LOOK_AGAIN_S = 2.0
 _MEMORY_TURNS = 10  # of looks, from one measurement of memory to the next
 _UNSEEN_S = 8.0  # for which a fault may not show yet
 # From the end of one fault to the next: a draft worker that starts takes time that groups need.
-_REST_S = {"gateway": 15.0, "draft worker": 10.0, "cache server": 10.0}
+_REST_S = {"gateway": 15.0, "draft worker": 10.0, "cache server": 10.0, "directory": 10.0, "relay": 10.0}
 _AT_ONCE = 0.25  # share of the faults that come together with the one before
 _MEAN_PAUSE_S = 4.0  # before the others
 _LONGEST_STOP_S = 12.0  # also of the cache's server after its end
@@ -60,6 +61,8 @@ _TITLES = {
     "router": f"ServeReplica:{APPLICATION}:Router",
     "gateway": f"ServeReplica:{APPLICATION}:Gateway",
     "draft worker": f"ServeReplica:{APPLICATION}:DraftPool",
+    "directory": "DirectoryActor",
+    "relay": "RelayActor",
 }
 _OF_A_GROUP = ("rank", "group", "router")  # without it the group serves nobody
 
@@ -211,7 +214,7 @@ class _Faults:
         """Kinds of faults that leave enough alive."""
         kinds = [
             f"{how} {part}"
-            for part in ("draft worker", "cache server")
+            for part in ("draft worker", "cache server", "directory", "relay")
             if self._has_rested(part)
             for how in ("kill", "stop")
         ]
@@ -363,7 +366,8 @@ def _questions(target: Path) -> dict[str, Sequence[Question]]:
 
 @contextmanager
 def _cluster(target: Path, draft: Path, cache: EmbeddedServer, ports: dict[str, int], groups: int) -> Iterator[Client]:
-    """Groups by hand, a router for each."""
+    """Groups by hand, a router for each. The directory has relays, as if its callers were many."""
+    get_or_create_directory(DIRECTORY, lifetime="detached", most_callers=groups)
     model = {"device": "cpu", "kv_cache_tokens": _KV_TOKENS}
     config = ClusterConfig.model_validate(
         {
