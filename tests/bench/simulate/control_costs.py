@@ -3,7 +3,8 @@
     python -m tests.bench.simulate.control_costs [--groups 10 100 1000] [--tenants 100 10000 100000]
 
 directory: one named actor, which every router, target group and draft worker calls once a second, and which says what
-has changed. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
+has changed; the processors that these calls take there one by one, and as the calls of so many relays, without what Ray
+takes. choice: of a router for one request, with Serve's part. registry: one file, to which changes are appended,
 and which every gateway reads once and then reads on. page: /metrics of all gateways, or as many routers, which one
 gateway asks and joins, and what it costs a process to tell its node instead. news: of a router to a gateway, four times
 a second, once a second with its status, and when a gateway comes with all blocks that the router has. promotion: what
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import pickle
 import random
 import tempfile
@@ -31,7 +33,7 @@ import psutil
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.models.source import ModelSource
 from actors.workers.demand import DraftDemand
-from actors.workers.directory import Asked, Directory, WorkerEntry
+from actors.workers.directory import MOST_CALLERS, Asked, Directory, WorkerEntry
 from cache_service.formats.frame import FrameCodec
 from cache_service.formats.namespaces import PUBLIC
 from cache_service.formats.store_keys import StoreKeys
@@ -56,6 +58,7 @@ from cluster.tenants.registry import Policy, Registry, StoredKey, StoredTenant, 
 from cluster.tenants.registry_file import RegistryFile, write_registry
 
 _WHOLE_ROUTERS = 50
+_RELAY_CALLS = 20  # a second, of a relay whose callers are many
 _LOAD = RouterLoad(
     num_running=3, num_waiting=0, num_places=32, backlog_tokens=0, token_s=3e-4, round_s=0.01, sequence_s=2e-4,
     answer_rounds=100.0,
@@ -91,6 +94,8 @@ def directory_row(groups: int) -> list[str]:
     del asked[:groups]
     tell_s = seconds_of(lambda: directory.tell(drawn.choice(asked)))
     beat_s = seconds_of(lambda: directory.heartbeat(drawn.choice(entries)))
+    relays = math.ceil(3 * groups / MOST_CALLERS)
+    by_relays_s = seconds_of(partial(relayed, directory, entries, asked, 3 * groups // (relays * _RELAY_CALLS)))
     question, changed = len(pickle.dumps(asked[0])), replace(entries[1], is_leaving=True)
     directory.heartbeat(changed)
     answer = len(pickle.dumps(directory.tell(replace(asked[0], mark=views[names[0]].mark))))
@@ -98,9 +103,16 @@ def directory_row(groups: int) -> list[str]:
         f"{tell_s * 1e6:,.0f}",
         f"{beat_s * 1e6:,.0f}",
         f"{groups * (tell_s + 2 * beat_s):.3f}",
+        f"{relays} x {_RELAY_CALLS * by_relays_s:.3f}",
         f"{groups * question / 1e6:,.2f}",
         f"{answer:,}",
     ]
+
+
+def relayed(directory: Directory, entries: list[WorkerEntry], asked: list[Asked], size: int) -> None:
+    """A relay's call with that many calls of others, of which a third are of routers, as it comes and goes."""
+    calls = pickle.loads(pickle.dumps((entries[: 2 * size // 3], asked[: size // 3])))
+    pickle.loads(pickle.dumps(directory.relayed("relay-0", *calls)))
 
 
 def choice_row(groups: int) -> list[str]:
@@ -280,6 +292,7 @@ def main() -> None:
         "question, us",
         "heartbeat",
         "processors",
+        "by relays",
         "MB/s",
         "change, B",
         "known prompt, us",
