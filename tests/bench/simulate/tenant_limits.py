@@ -81,18 +81,22 @@ def errors(name: str, gateways: int, skew: float) -> list[str]:
 
 
 def places_row(limit: int, gateways: int, skew: float) -> list[str]:
-    """Places in use at three times the limit, in the mean and at most, and calls of the store with leases."""
+    """Places in use at three times the limit, in the mean and at most, and calls of the store with leases; and the
+    share of the requests that wait for one at 0.6 of the limit."""
     load = PlacesLoad(limit, demand=3.0 * limit, gateways=gateways, skew=skew)
+    below = places_used(replace(load, demand=0.6 * limit))
     leases, shares = places_used(load), places_used(replace(load, leases=False))
     used = (f"{one.mean / limit:.2f}, {one.most}" for one in (shares, leases))
-    calls = leases.calls / load.seconds / gateways, leases.waits / leases.requests
+    waits = (one.waits / one.requests for one in (leases, below))
     return [
         str(limit),
         str(gateways),
         f"{skew:g}",
         f"{leases.mean_ideal / limit:.2f}",
         *used,
-        *(f"{one:.2f}" for one in calls),
+        f"{leases.calls / load.seconds / gateways:.2f}",
+        *(f"{one:.2f}" for one in waits),
+        f"{below.requests / load.seconds / gateways:.1f}",
     ]
 
 
@@ -186,7 +190,7 @@ def main() -> None:
         for skew in (0.0, 2.0)
     ]
     print(plain_table("Error of the total, of the limit", ("limit", "gateways", "skew", "shares", "leases"), rows))
-    rows = [places_row(*one) for one in product((8, 100), arguments.gateways, (0.0, 2.0))]
+    rows = [places_row(*one) for one in product((8, 100, 1000), arguments.gateways, (0.0, 2.0))]
     header = (
         "limit",
         "gateways",
@@ -195,7 +199,9 @@ def main() -> None:
         "shares",
         "leases",
         "calls a second and gateway",
-        "calls that wait",
+        "requests that wait",
+        "at 0.6 of the limit",
+        "requests a second and gateway",
     )
     print(plain_table("Places in use, of the limit, and at most", header, rows))
     header = ("limit", "a minute", "a run", "all runs")
