@@ -79,14 +79,13 @@ class LogFeed:
     """The logs that a process follows. Thread-safe; faults are not raised."""
 
     def __init__(self, settings: ConnectionSettings, directory: Path | None = None) -> None:
-        """directory: where the processes of a node meet, created if missing; None: this one shares nothing. Redis
-        Cluster is not followed."""
+        """directory: where the processes of a node meet, created if missing; None: this one shares nothing."""
         self.heard_at = 0.0  # when the server, or who reads it for this node, was last heard
         self._lock = threading.Lock()  # guards the fields below
         self._subscriptions: dict[str, list[Subscription]] = {}
         self._tails: dict[str, LogTail] = {}
         self._is_open = False  # whether logs can be followed now
-        self._node = None if settings.address.mode == "cluster" else NodeFeed(settings, directory, self)
+        self._node = NodeFeed(settings, directory, self)
 
     def follow(self, store: Store, at_once: int, every_s: float, wake: Callable[[], None]) -> Subscription:
         """Follow a log, read at most `at_once` entries at a time; 0: only the epoch of its namespace.
@@ -97,8 +96,7 @@ class LogFeed:
         subscription = Subscription(self, store, Followed(store.keys, at_once, every_s), wake)
         with self._lock:
             self._subscriptions.setdefault(subscription.followed.name, []).append(subscription)
-        if self._node is not None:
-            self._node.start()
+        self._node.start()
         return subscription
 
     def unfollow(self, subscription: Subscription) -> None:
@@ -109,12 +107,12 @@ class LogFeed:
                 others.remove(subscription)
             if others or self._subscriptions.pop(name, None) is None:
                 return
-            if self._tails.pop(name, None) is not None and self._node is not None:
+            if self._tails.pop(name, None) is not None:
                 self._node.request(Forget(name))  # with the lock held: it may be followed again at once
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """End the thread; False if it still waits for the server after `timeout_s`."""
-        return self._node is None or self._node.close(timeout_s)
+        return self._node.close(timeout_s)
 
     # --- for subscriptions
 
@@ -142,10 +140,9 @@ class LogFeed:
             if not self._is_open or followed.name in self._tails or followed.name not in self._subscriptions:
                 return
             self._tails[followed.name] = LogTail()
-            if self._node is not None:
-                place = (keys.fingerprint, keys.namespace, keys.area)
-                pace = (followed.at_once, followed.every_s)
-                self._node.request(Follow(*place, *pace, view.epoch, view.version, cursor))
+            place = (keys.fingerprint, keys.namespace, keys.area)
+            pace = (followed.at_once, followed.every_s)
+            self._node.request(Follow(*place, *pace, view.epoch, view.version, cursor))
 
     # --- called by the node's feed
 

@@ -26,6 +26,7 @@ import msgspec
 
 from cache_service.errors import CacheError, SettingError
 from cache_service.formats.store_keys import StoreKeys
+from cache_service.log.cluster_pump import ClusterPump
 from cache_service.log.log_pump import Followed, LogPump
 from cache_service.log.log_tail import News
 from cache_service.store.circuit_breaker import CircuitBreaker
@@ -97,7 +98,7 @@ class NodeFeed:
         self._task: asyncio.Task[None] | None = None
         # Used in the thread:
         self._take_request: Callable[[Request], None] | None = None
-        self._pump: LogPump | None = None  # while this process reads
+        self._pump: LogPump | ClusterPump | None = None  # while this process reads
         self._has_work = asyncio.Event()  # for the pump
         self._peers: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
         self._followers: dict[str, dict[asyncio.StreamWriter | None, None]] = {}  # by log; None: this process
@@ -202,7 +203,8 @@ class NodeFeed:
 
     async def _read(self, socket: str | None) -> None:
         """Ends with a fault of the server."""
-        self._pump = pump = LogPump(self._settings)
+        pump = (ClusterPump if self._settings.address.mode == "cluster" else LogPump)(self._settings)
+        self._pump = pump
         loop, server, descriptor = asyncio.get_running_loop(), None, pump.fileno()
         try:
             loop.add_reader(descriptor, self._has_work.set)

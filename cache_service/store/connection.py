@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 import redis
@@ -88,6 +88,16 @@ class ConnectionSettings:
     def address(self) -> Address:
         return parse_url(self.url)
 
+    def at_node(self, host: str, port: int) -> ConnectionSettings:
+        """For a server that another one has named."""
+        address = self.address
+        return replace(
+            self,
+            url=f"{'rediss' if address.tls else 'redis'}://{f'[{host}]' if ':' in host else host}:{port}",
+            username=self.username if self.username is not None else address.username,
+            password=self.password if self.password is not None else address.password,
+        )
+
     def __str__(self) -> str:
         """Without user and password, for logs."""
         address = self.address
@@ -124,6 +134,11 @@ def open_notified_client(settings: ConnectionSettings) -> redis.Redis:
     if isinstance(client, RedisCluster):
         raise SettingError("url", str(settings), "Cluster is not followed by push messages")
     return client
+
+
+def cluster_client(settings: ConnectionSettings) -> RedisCluster:
+    """A client of a Cluster, whose URL it is. Raises redis-py's exceptions where no node answers."""
+    return cast(RedisCluster, open_client(settings))
 
 
 def open_client(settings: ConnectionSettings, *, takes_pushes: bool = False) -> Client:

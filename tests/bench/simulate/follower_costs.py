@@ -1,12 +1,12 @@
 """What it costs routers to follow the shared cache, and how long an entry takes from the server to its readers.
 
-    python -m tests.bench.simulate.follower_costs [--polling] [reading | idle | node | killed]
+    python -m tests.bench.simulate.follower_costs [--polling] [--cluster] [reading | idle | node | killed]
 
 A server of its own. reading: one log of entries of 64 answers of 16 tokens. idle: 64 namespaces without traffic, with
 their indexes, soft counts, and the watch for purges. node: 1, 2 and 8 processes of a node that follow the same 8
 namespaces, with an entry of 1,024 tokens every 0.1 s or every 2 s in each; the writer's own load is taken off the
 server's figures. killed: the same 8 processes; the one that reads for the node is killed in the middle. --polling: as
-where logs are not followed.
+where logs are not followed. --cluster: the server is a Redis Cluster of one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -330,24 +330,37 @@ def holder(directory: Path) -> int:
     raise LookupError("nobody holds the lock")
 
 
+@contextmanager
+def server_settings(is_cluster: bool) -> Iterator[ConnectionSettings]:
+    extra = ("cluster-enabled yes",) if is_cluster else ()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder), extra=extra) as server:
+        settings = server.settings
+        if is_cluster:
+            Connection(settings).client().execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            settings = replace(settings, url=settings.url.replace("redis://", "redis+cluster://"))
+            time.sleep(2.0)  # until it is ready
+        yield settings
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["reading", "idle", "node", "killed"])
     parser.add_argument("--polling", action="store_true")
+    parser.add_argument("--cluster", action="store_true")
     options = parser.parse_args()
     for what in options.what:
-        with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder)) as server:
+        with server_settings(options.cluster) as settings:
             if what == "reading":
-                reading(server.settings)
+                reading(settings)
             elif what == "idle":
-                feed = None if options.polling else LogFeed(server.settings)
-                idle(server.settings, feed)
+                feed = None if options.polling else LogFeed(settings)
+                idle(settings, feed)
                 if feed is not None:
                     feed.close()
             elif what == "node":
-                node(server.settings, options.polling)
+                node(settings, options.polling)
             else:
-                killed(server.settings)
+                killed(settings)
 
 
 if __name__ == "__main__":
