@@ -7,7 +7,7 @@ directory has another key, the answer to that heartbeat tells the workers. Estab
 A call costs as much as there is to tell. Each router has one call here that waits until something has changed for it,
 and for a second at most, since calls renew what routers hold; each worker calls once a second. With more than 750
 callers the directory has relays (`directory_relay`), one for each 750, and answers say which one to call. Until relays
-are there, callers call less often, and their leases last longer accordingly.
+are there, callers call less often, for leases that last as much longer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from actors.workers.waiting import Waiting
 TTL_S = 4.0  # four missed heartbeats
 _LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
 MOST_CALLERS = 750  # of the directory, or of a relay, each once a second: Ray takes up to a millisecond for a call
-_RELAY_LIFE_S = 1.0  # after a relay's last call, which come four times a second
+_RELAY_LIFE_S = 1.0  # after a relay's last call; it calls four times a second at least
+_RELAYS_AGAIN_S = 1.0  # between two tries to make relays
 
 Role = Literal["target", "draft"]
 
@@ -63,7 +64,7 @@ class Kept(msgspec.Struct):
     refusals: dict[str, dict[str, str]] = {}  # by pool and worker: why it could not load the pool's model of `models`
     # Callers renew at the 1st, 2nd, 4th or ... interval, for leases that are as many times as long.
     stretch: int = 1
-    relays: int = 0
+    relays: int = 0  # that were made; never fewer than before
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,8 @@ class Directory:
         is_restarted: bool = False,
         most_callers: int = MOST_CALLERS,
     ) -> None:
-        """is_restarted: workers and routers may hold claims of the previous directory. most_callers: of the directory,
-        and of each relay."""
+        """is_restarted: workers and routers may hold claims of the previous directory. most_callers: the directory, and
+        each relay, is to have no more."""
         self._client_keys = client_keys
         self._ttl_s = ttl_s
         self._clock = clock
@@ -149,6 +150,9 @@ class Directory:
         self._routers: Leases[None] = Leases(clock)  # routers that called recently, with or without a waiting call
         self._direct: Leases[None] = Leases(clock)  # workers and routers that called recently, and not by a relay
         self._relays: Leases[None] = Leases(clock)  # relays that called recently
+        self._no_relays_until = clock()
+        self._removed: Leases[int] = Leases(clock)  # incarnations of workers that have left
+        self._sorted_drafts: list[WorkerEntry] | None = None  # of the draft workers; None: they have changed
         self._woken: dict[str, set[str]] = {}  # routers by relay, until its next call
         self._demands = RouterDemands(clock)
         self._kept = Kept()
@@ -162,9 +166,13 @@ class Directory:
 
     def _heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
         record = self._records.get(entry.worker_id)
-        if record is None:
+        if record is None and self._removed.get(entry.worker_id) == entry.incarnation:
+            pass  # a late call by a relay
+        elif record is None:
             self._put(_Record(entry, None), None)
         elif record.entry.incarnation == entry.incarnation:
+            if record.entry.is_leaving and not entry.is_leaving:  # a late call by a relay
+                entry = record.entry
             self._put(_Record(entry, record.previous_incarnation), record.entry)
         elif record.previous_incarnation != entry.incarnation:
             self._put(_Record(entry, record.entry.incarnation), record.entry)
@@ -177,6 +185,7 @@ class Directory:
         if record is not None and record.entry.incarnation == incarnation:
             self._records.pop(worker_id)
             self._direct.pop(worker_id)
+            self._removed.renew(worker_id, incarnation, self._lease_s)
             self._note_lost(record.entry)
 
     def workers(self, role: Role | None = None) -> list[WorkerEntry]:
@@ -208,7 +217,7 @@ class Directory:
         known = [] if changed is None else [(name, self._records.get(name)) for name in sorted(changed)]
         return Told(
             mark=(self._draft_changes.mark, hash((targets, target_id, longest_wait_s, relay))),
-            drafts=self.workers("draft") if changed is None else [record.entry for _, record in known if record],
+            drafts=self._all_drafts() if changed is None else [record.entry for _, record in known if record],
             gone=[name for name, record in known if not record],
             is_whole=changed is None,
             targets=targets,
@@ -241,11 +250,18 @@ class Directory:
         for asked in questions:
             answer = self._tell(asked)
             is_news = self._is_news(asked, answer)
+            self._waiting.forget(asked.router_id)
             self._woken.get(relay, set()).discard(asked.router_id)  # the answer has what there was
             if not is_news:
                 self._waiting.note(asked.router_id, _kind(asked), partial(self._wake_by, relay, asked.router_id))
             told.append((answer, is_news))
         return Relayed(heartbeats, told, list(self._woken.pop(relay, ())))
+
+    def _all_drafts(self) -> list[WorkerEntry]:
+        """The same list while nothing has changed, so that a relay's answers to many routers have it once."""
+        if self._sorted_drafts is None:
+            self._sorted_drafts = self.workers("draft")
+        return self._sorted_drafts
 
     def _wake_by(self, relay: str, router_id: str) -> None:
         self._woken.setdefault(relay, set()).add(router_id)
@@ -409,6 +425,7 @@ class Directory:
 
     def _note_draft(self, worker_id: str, is_news: bool = True) -> None:
         self._draft_changes.note(worker_id)
+        self._sorted_drafts = None
         if is_news:
             self._draft_news = self._draft_changes.mark
             self._waiting.wake_all()
@@ -420,11 +437,11 @@ class Directory:
     @property
     def _demand_stretch(self) -> int:
         """All replicas ask for the same demand, and not by relays."""
-        return max(self._kept.stretch, self._shares)
+        return max(self._kept.stretch, self._actors_needed)
 
     @property
-    def _shares(self) -> int:
-        """Number of parts of the callers that are small enough for one actor."""
+    def _actors_needed(self) -> int:
+        """The number of actors that can take the calls of all."""
         return max(1, math.ceil((len(self._records) + len(self._routers)) / self._most_callers))
 
     def _stretch(self) -> int:
@@ -440,15 +457,17 @@ class Directory:
         self._kept.stretch = stretch
 
     def _relay_for(self, caller: str) -> str | None:
-        """The relay for a worker or router; None while that one does not call. There are never fewer than before."""
-        if self._shares > max(1, self._kept.relays):
-            self._have_relays(self._shares)
+        """The relay for a worker or router; None while that one does not call."""
+        if self._actors_needed > max(1, self._kept.relays) and self._clock() >= self._no_relays_until:
+            self._no_relays_until = self._clock() + _RELAYS_AGAIN_S
+            self._make_relays(self._actors_needed)
         if not self._kept.relays:
             return None
         relay = self._relay_name(crc32(caller.encode()) % self._kept.relays)
         return relay if relay in self._relays else None
 
-    def _have_relays(self, number: int) -> None:
+    def _make_relays(self, number: int) -> None:
+        """Have so many in all."""
         self._kept.relays = number
 
     def _relay_name(self, number: int) -> str:
@@ -457,6 +476,7 @@ class Directory:
     def _expire(self) -> None:
         self._relays.expire()
         self._direct.expire()
+        self._removed.expire()
         for router_id, _ in self._routers.expire():
             self._waiting.wake(router_id)  # it may have waited at a relay that is gone
         for _, record in self._records.expire():
@@ -466,5 +486,5 @@ class Directory:
 
 
 def _kind(asked: Asked) -> str:
-    """Of a waiting call: a router that leaves is not to be woken for a free group."""
+    """The kind of a waiting call. A router that leaves is not to be woken for a free group."""
     return "" if asked.is_leaving else asked.model

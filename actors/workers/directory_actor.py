@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import ray
 from ray.actor import ActorProxy
+from ray.exceptions import ActorDiedError
 from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.links.keys import LinkKeys
 from actors.pool_names import FIRST_POOL
-from actors.workers.directory import MOST_CALLERS, TTL_S, Directory, Kept, Role
-from actors.workers.directory_relay import RelayActor
+from actors.workers.directory import MOST_CALLERS, TTL_S, Asked, Directory, Kept, Relayed, Role, WorkerEntry
+from actors.workers.directory_relay import Relay
 from actors.workers.model_changes import WantedModel
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "paceline"
 _MOST_CALLS = 8192  # at a time; most of them wait
 _KEYS_TIMEOUT_S = 5.0
+_RUN_AGAIN_S = 1.0  # after a failure of a relay itself
 _KV_NAMESPACE = b"paceline"  # of Ray's own store
 
 
@@ -34,7 +39,6 @@ class DirectoryActor(Directory):
         if stored is not None:
             self._kept = msgspec.json.decode(stored, type=Kept)
             self._filled_at += ttl_s * (self._kept.stretch - 1)
-        self._have_relays(self._kept.relays)
 
     def hold(self, role: Role, number: int, pool: str = FIRST_POOL) -> None:
         super().hold(role, number, pool)
@@ -53,13 +57,16 @@ class DirectoryActor(Directory):
         super()._change_stretch(stretch)
         self._keep()
 
-    def _have_relays(self, number: int) -> None:
+    def _make_relays(self, number: int) -> None:
         """Relays outlive a restart of the directory, and end with it."""
-        context = ray.get_runtime_context()
-        for name in map(self._relay_name, range(number)):
-            relay = ray.remote(RelayActor).options(name=name, lifetime="detached", **_actor_options())
-            relay.remote(name, context.current_actor)
-        super()._have_relays(number)
+        directory, options = ray.get_runtime_context().current_actor, _actor_options()
+        try:
+            for name in map(self._relay_name, range(self._kept.relays, number)):
+                _RemoteRelay.options(name=name, lifetime="detached", **options).remote(name, directory)
+        except Exception as error:  # of Ray's store; callers call less often meanwhile
+            logger.warning("the directory could not make relays: %r", error)
+            return
+        super()._make_relays(number)
         self._keep()
 
     def _relay_name(self, number: int) -> str:
@@ -75,7 +82,47 @@ def _kept_key() -> bytes:
 
 DirectoryHandle: TypeAlias = ActorProxy[DirectoryActor]
 
+
+class _Upstream:
+    """The directory's actor for a relay of that name."""
+
+    def __init__(self, name: str, directory: DirectoryHandle) -> None:
+        self._name = name
+        self._directory = directory
+
+    async def relayed(self, entries: list[WorkerEntry], questions: list[Asked]) -> Relayed:
+        return await self._directory.relayed.remote(self._name, entries, questions)
+
+    async def remove(self, worker_id: str, incarnation: int) -> None:
+        await self._directory.remove.remote(worker_id, incarnation)
+
+    async def release_target(self, router_id: str) -> None:
+        await self._directory.release_target.remote(router_id)
+
+
+class RelayActor(Relay):
+    """A relay as an actor, which ends when its directory is gone for good."""
+
+    def __init__(self, name: str, directory: DirectoryHandle) -> None:
+        super().__init__(_Upstream(name, directory))
+        self._running = asyncio.get_running_loop().create_task(self._run_to_the_end())
+
+    async def _run_to_the_end(self) -> None:
+        while True:
+            try:
+                await self.run()
+            except ActorDiedError:
+                ray.kill(ray.get_runtime_context().current_actor)
+                return
+            except Exception:
+                logger.exception("a relay of the directory failed")
+                await asyncio.sleep(_RUN_AGAIN_S)
+
+
+RelayHandle: TypeAlias = ActorProxy[RelayActor]
+
 _RemoteDirectory = ray.remote(DirectoryActor)
+_RemoteRelay = ray.remote(RelayActor)
 
 
 def get_or_create_directory(

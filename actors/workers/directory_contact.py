@@ -1,53 +1,68 @@
-"""Whom a worker or router calls: the directory, or the relay that it named last."""
+"""Whom a worker or router calls: the directory, or the relay that it has named."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TypeAlias
 
 import ray
-from ray.actor import ActorProxy
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from actors.workers.directory_actor import NAMESPACE, DirectoryHandle, find_directory
-from actors.workers.directory_relay import RelayActor
+from actors.workers.directory_actor import NAMESPACE, DirectoryHandle, RelayHandle, find_directory
 
-Contact: TypeAlias = DirectoryHandle | ActorProxy[RelayActor]
+_MOST_FAILURES = 3  # in a row, of the directory as a relay tells them
+_AVOIDED_S = 10.0  # that a relay is not called after it did not answer
+
+Contact: TypeAlias = DirectoryHandle | RelayHandle
 
 
 class DirectoryContact:
-    """For one caller. A relay that cannot be called is left for the directory, which names another, or the same again.
-    A directory that is gone for good is looked up anew."""
+    """For one caller. It calls the directory for a while in place of a relay that does not answer, or only with
+    failures. A directory that is gone for good is looked up anew."""
 
-    def __init__(self, directory_name: str) -> None:
+    def __init__(self, directory_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory_name = directory_name
-        self._directory: DirectoryHandle | None = None
-        self._relay: str | None = None
-        self._found: Contact | None = None
-
-    def directory(self) -> DirectoryHandle:
-        """Blocking. Raises ValueError if there is none."""
-        if self._directory is None:
-            self._directory = find_directory(self._directory_name)
-        return self._directory
+        self._clock = clock
+        self.found: Contact | None = None  # the one to call, as far as it is known
+        self._relay: str | None = None  # None: the directory itself
+        self._avoided: tuple[str | None, float] = (None, 0.0)  # a relay, and until when
+        self._num_failed = 0
 
     def find(self) -> Contact:
-        """The one to call. Blocking when it has changed. Raises ValueError if there is no directory."""
-        if self._found is None:
+        """The one to call. Blocking where it is not known. Raises ValueError if there is no directory."""
+        if self.found is None and self._relay is not None:
             try:
-                self._found = None if self._relay is None else ray.get_actor(self._relay, namespace=NAMESPACE)
+                self.found = ray.get_actor(self._relay, namespace=NAMESPACE)
             except ValueError:
-                self._relay = None
-            self._found = self._found or self.directory()
-        return self._found
+                self._avoid_relay()
+        if self.found is None:
+            self.found = find_directory(self._directory_name)
+        return self.found
+
+    @property
+    def uses_relay(self) -> bool:
+        return self._relay is not None
 
     def answered(self, relay: str | None) -> None:
         """relay: that the answer named."""
+        self._num_failed = 0
+        avoided, until = self._avoided
+        if relay == avoided and self._clock() < until:
+            relay = None
         if relay != self._relay:
-            self._relay, self._found = relay, None
+            self._relay, self.found = relay, None
 
     def failed(self, error: Exception) -> None:
+        """The call, or `find`, has raised this."""
+        self._num_failed += 1
         if self._relay is not None:
-            if not isinstance(error, RayTaskError):  # the directory did not answer the relay
-                self.answered(None)
+            is_told = isinstance(error, RayTaskError)  # by the relay, of the directory
+            if not is_told or self._num_failed >= _MOST_FAILURES:
+                self._avoid_relay()
         elif isinstance(error, ActorDiedError):
-            self._directory = self._found = None
+            self.found = None
+
+    def _avoid_relay(self) -> None:
+        self._avoided = self._relay, self._clock() + _AVOIDED_S
+        self._relay = self.found = None

@@ -8,30 +8,40 @@ callers of one that is gone or slow call the directory again.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-import ray
-from ray.actor import ActorProxy
 from ray.exceptions import ActorDiedError
 
 from actors.errors import Unavailable
-from actors.workers.directory import Asked, Directory, HeartbeatAnswer, Relayed, Told, WorkerEntry
-
-logger = logging.getLogger(__name__)
+from actors.workers.directory import Asked, HeartbeatAnswer, Relayed, Told, WorkerEntry
 
 _COLLECT_S = 0.05  # for which calls are collected
 _QUIET_S = 0.2  # without a call of anybody; the directory says then which routers to wake
-_TIMEOUT_S = 0.8  # less than callers wait, who should not give up a relay because the directory is away
+# For which callers wait for the directory. They give up a relay later: `Registration`'s limit, and `RELAY_TIMEOUT_S`.
+_HEARTBEAT_S = 0.8
+_QUESTION_S = 1.2
+_LONGEST_CALL_S = 3.0  # of the directory, which has most to tell after a restart
+_FAILED_S = 0.5  # that the failure of a call is held back, so that callers do not call again at once
+
+RELAY_TIMEOUT_S = 1.5
+"""For which a router waits for a relay, beyond `Told.longest_wait_s`. With both it is sooner at the directory than its
+lease ends."""
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
-Exchange: TypeAlias = Callable[[list[WorkerEntry], list[Asked]], Awaitable[Relayed]]
-"""`Directory.relayed`."""
+
+class Upstream(Protocol):
+    """The directory, as a relay calls it."""
+
+    async def relayed(self, entries: list[WorkerEntry], questions: list[Asked]) -> Relayed: ...
+
+    async def remove(self, worker_id: str, incarnation: int) -> None: ...
+
+    async def release_target(self, router_id: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -43,32 +53,44 @@ class _Call(Generic[Question, Answer]):
 class Relay:
     """For one event loop, in which `run` is running."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, directory: Upstream) -> None:
+        self._directory = directory
         self._heartbeats: list[_Call[WorkerEntry, HeartbeatAnswer]] = []
-        self._questions: list[_Call[Asked, tuple[Told, bool]]] = []
-        self._woken: dict[str, asyncio.Event] = {}  # of routers that wait
+        # Answers come with an event that is set when there may be news, or None if they are news themselves.
+        self._questions: list[_Call[Asked, tuple[Told, asyncio.Event | None]]] = []
+        self._waiting: dict[str, asyncio.Event] = {}  # the same events, by router
         self._called = asyncio.Event()
 
     async def heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
         """`Directory.heartbeat`. Raises Unavailable while the directory does not answer."""
-        return await self._put(self._heartbeats, entry)
+        return await self._put(self._heartbeats, entry, _HEARTBEAT_S)
 
     async def follow(self, asked: Asked) -> Told | None:
         """`Directory.follow`. Raises Unavailable while the directory does not answer."""
-        told, is_news = await self._put(self._questions, asked)
-        if is_news:
+        told, woken = await self._put(self._questions, asked, _QUESTION_S)
+        if woken is None:
             return told
-        woken = self._woken[asked.router_id]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(told.longest_wait_s):
-                await woken.wait()
-        if self._woken.get(asked.router_id) is woken:
-            del self._woken[asked.router_id]
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(told.longest_wait_s):
+                    await woken.wait()
+        finally:
+            if self._waiting.get(asked.router_id) is woken:
+                del self._waiting[asked.router_id]
         return None if told.mark == asked.mark else told
 
+    async def remove(self, worker_id: str, incarnation: int) -> None:
+        """`Directory.remove`, after the worker's heartbeats."""
+        _give_up(call for call in self._heartbeats if call.question.worker_id == worker_id)
+        await self._directory.remove(worker_id, incarnation)
+
+    async def release_target(self, router_id: str) -> None:
+        """`Directory.release_target`, after the router's questions."""
+        _give_up(call for call in self._questions if call.question.router_id == router_id)
+        await self._directory.release_target(router_id)
+
     async def run(self) -> None:
-        """Pass on calls forever."""
+        """Pass on calls until the directory is gone for good: ActorDiedError."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._called.wait(), _QUIET_S)
@@ -76,61 +98,52 @@ class Relay:
             self._called.clear()
             await self._pass_on()
 
-    async def _put(self, calls: list[_Call[Question, Answer]], question: Question) -> Answer:
+    async def _put(self, calls: list[_Call[Question, Answer]], question: Question, limit_s: float) -> Answer:
         call: _Call[Question, Answer] = _Call(question, asyncio.get_running_loop().create_future())
         calls.append(call)
         self._called.set()
-        return await call.answer
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call.answer
+        except TimeoutError:
+            raise Unavailable(f"the directory did not answer within {limit_s:g} s") from None
 
     async def _pass_on(self) -> None:
-        heartbeats, self._heartbeats = self._heartbeats, []
-        questions, self._questions = self._questions, []
+        # Without those whose callers have given up.
+        heartbeats = [call for call in self._heartbeats if not call.answer.done()]
+        questions = [call for call in self._questions if not call.answer.done()]
+        self._heartbeats, self._questions = [], []
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                relayed = await self._exchange(
+            async with asyncio.timeout(_LONGEST_CALL_S):
+                relayed = await self._directory.relayed(
                     [call.question for call in heartbeats], [call.question for call in questions]
                 )
+        except ActorDiedError:
+            raise
         except Exception as error:
-            # Those that came meanwhile have waited, too.
-            _fail([*heartbeats, *questions, *self._heartbeats, *self._questions], error)
-            self._heartbeats, self._questions = [], []
-            if isinstance(error, ActorDiedError):
-                raise
+            await asyncio.sleep(_FAILED_S)
+            _give_up([*heartbeats, *questions], f"the directory did not answer: {error!r}")
             return
-        # Events come before answers, and these before names: a name may be that of a router that asked with this call.
-        for call, (_, is_news) in zip(questions, relayed.told, strict=True):
-            if not is_news:
-                self._woken[call.question.router_id] = asyncio.Event()
-        _answer(heartbeats, relayed.heartbeats)
-        _answer(questions, relayed.told)
+        for heartbeat, answer in zip(heartbeats, relayed.heartbeats, strict=True):
+            _answer(heartbeat, answer)
+        for question, (told, is_news) in zip(questions, relayed.told, strict=True):
+            if is_news or question.answer.done():
+                _answer(question, (told, None))
+            else:
+                woken = self._waiting[question.question.router_id] = asyncio.Event()
+                _answer(question, (told, woken))
+        # After the answers: a router may have been woken by what came with its own question.
         for router_id in relayed.woken:
-            if router_id in self._woken:
-                self._woken[router_id].set()
+            if router_id in self._waiting:
+                self._waiting[router_id].set()
 
 
-def _answer(calls: Sequence[_Call[Question, Answer]], answers: Sequence[Answer]) -> None:
-    for call, answer in zip(calls, answers, strict=True):
-        if not call.answer.done():  # its caller may have given up
-            call.answer.set_result(answer)
+def _answer(call: _Call[Question, Answer], answer: Answer) -> None:
+    if not call.answer.done():  # its caller may have given up
+        call.answer.set_result(answer)
 
 
-def _fail(calls: Sequence[_Call[Any, Any]], error: Exception) -> None:
+def _give_up(calls: Iterable[_Call[Any, Any]], reason: str = "the caller leaves") -> None:
     for call in calls:
         if not call.answer.done():
-            call.answer.set_exception(Unavailable(f"the directory did not answer: {error!r}"))
-
-
-class RelayActor(Relay):
-    """A relay as an actor, which ends when its directory is gone for good."""
-
-    def __init__(self, name: str, directory: ActorProxy[Directory]) -> None:
-        super().__init__(lambda entries, questions: directory.relayed.remote(name, entries, questions))
-        self._running = asyncio.get_running_loop().create_task(self._run_and_end())
-
-    async def _run_and_end(self) -> None:
-        try:
-            await self.run()
-        except ActorDiedError:
-            logger.info("the relay ends with its directory")
-        finally:
-            ray.kill(ray.get_runtime_context().current_actor)
+            call.answer.set_exception(Unavailable(reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -10,17 +10,20 @@ Value = TypeVar("Value")
 
 
 class Leases(Generic[Value]):
-    """Values by name. Expiring them costs as much as have expired, however many there are: one is looked at when those
-    that were renewed before it have expired."""
+    """Values by name. Expiring them costs as much as have expired, however many there are, and a little for each
+    different time that they last: among those of the same time, one is looked at when those that were renewed before it
+    have expired."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        # Values with their time and the seconds that they last; the one renewed longest ago is first.
-        self._held: OrderedDict[str, tuple[Value, float, float]] = OrderedDict()
+        self._held: dict[str, tuple[Value, float]] = {}  # values, and the seconds that they last
+        # Times of renewal by name, for each time that they last; the one renewed longest ago is first.
+        self._renewed: defaultdict[float, OrderedDict[str, float]] = defaultdict(OrderedDict)
 
     def renew(self, name: str, value: Value, ttl_s: float) -> None:
-        self._held[name] = value, self._clock(), ttl_s
-        self._held.move_to_end(name)
+        self.pop(name)
+        self._held[name] = value, ttl_s
+        self._renewed[ttl_s][name] = self._clock()
 
     def get(self, name: str) -> Value | None:
         held = self._held.get(name)
@@ -28,10 +31,13 @@ class Leases(Generic[Value]):
 
     def pop(self, name: str) -> Value | None:
         held = self._held.pop(name, None)
-        return None if held is None else held[0]
+        if held is None:
+            return None
+        del self._renewed[held[1]][name]
+        return held[0]
 
     def values(self) -> Iterable[Value]:
-        return (value for value, _, _ in self._held.values())
+        return (value for value, _ in self._held.values())
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,10 +48,13 @@ class Leases(Generic[Value]):
     def expire(self) -> list[tuple[str, Value]]:
         """End those that were not renewed in time."""
         now, expired = self._clock(), []
-        while self._held:
-            name, (value, renewed_at, ttl_s) = next(iter(self._held.items()))
-            if renewed_at >= now - ttl_s:
-                break
-            del self._held[name]
-            expired.append((name, value))
+        for ttl_s, renewed in list(self._renewed.items()):
+            while renewed:
+                name, renewed_at = next(iter(renewed.items()))
+                if renewed_at >= now - ttl_s:
+                    break
+                del renewed[name]
+                expired.append((name, self._held.pop(name)[0]))
+            if not renewed:
+                del self._renewed[ttl_s]
         return expired

@@ -55,7 +55,7 @@ class Registration:
         """Stop renewing and remove the entry, so that routers need not wait for it to expire."""
         self._heartbeat.stop()
         with contextlib.suppress(RayError, ValueError):
-            removed = self._contact.directory().remove.remote(self._entry.worker_id, self._entry.incarnation)
+            removed = self._contact.find().remove.remote(self._entry.worker_id, self._entry.incarnation)
             ray.get(removed, timeout=self._timeout_s)
 
     def _beat(self) -> None:

@@ -30,7 +30,9 @@ from actors.messages import GenerationRequest, TokenChunk, WorkerInfo
 from actors.models.loader import ModelInfo
 from actors.pool_names import FIRST_POOL
 from actors.workers.directory import Asked, Told
-from actors.workers.directory_contact import DirectoryContact
+from actors.workers.directory_actor import find_directory
+from actors.workers.directory_contact import Contact, DirectoryContact
+from actors.workers.directory_relay import RELAY_TIMEOUT_S
 from actors.workers.serve_log import tell_refusals_briefly
 from cache_service.counts.soft_exchange import DELTA_BYTES
 from cache_service.formats.namespaces import OPEN
@@ -102,7 +104,7 @@ class Router:
         self._model = settings.model.fingerprint
         self._router_id = secrets.token_hex(8)
         self._contact = DirectoryContact(settings.directory_name)
-        keys = await self._contact.directory().client_keys.remote()
+        keys = await find_directory(settings.directory_name).client_keys.remote()
         self._connections = Connections(keys)
         self._view = DirectoryView()
         self._publisher = Publisher([keys.public], get_node_ip_address())
@@ -251,8 +253,9 @@ class Router:
         while True:
             began = time.monotonic()
             try:
-                contact = await asyncio.to_thread(self._contact.find)
-                async with asyncio.timeout(self._view.longest_wait_s + _ANSWER_TIMEOUT_S):
+                contact: Contact = self._contact.found or await asyncio.to_thread(self._contact.find)
+                limit_s = RELAY_TIMEOUT_S if self._contact.uses_relay else _ANSWER_TIMEOUT_S
+                async with asyncio.timeout(self._view.longest_wait_s + limit_s):
                     told: Told | None = await contact.follow.remote(self._question(began))
                 if told is not None:
                     self._view.take(told)
@@ -287,7 +290,7 @@ class Router:
             self._has_left = True
             # If too many calls wait there, the claim expires.
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                self._contact.directory().release_target.remote(self._router_id)
+                self._contact.find().release_target.remote(self._router_id)
 
     def _adopt(self) -> None:
         """Start rounds with the first target, and give the driver the present links. A router that is told to stop

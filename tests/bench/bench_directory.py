@@ -89,7 +89,8 @@ class Callers:
             except RayError as error:
                 self._note_failure(contact, error)
                 told = None
-            self._books.num_calls += 1
+            else:
+                self._books.num_calls += 1
             if told is not None:
                 view.take(told)
                 contact.answered(told.relay)
@@ -102,13 +103,13 @@ class Callers:
     async def _target(self, number: int, until: float, pause_s: float = _BEAT_S) -> None:
         contact = self._contacts[f"t{number}"]
         while time.monotonic() < until:
-            self._books.num_calls += 1
             try:
                 answer = await contact.find().heartbeat.remote(entry_of("target", f"t{number}", self._key))
             except RayError as error:
                 self._note_failure(contact, error)
                 await asyncio.sleep(pause_s)
                 continue
+            self._books.num_calls += 1
             contact.answered(answer.relay)
             await asyncio.sleep(pause_s * answer.stretch)
 

@@ -49,7 +49,7 @@ def end_application() -> None:
     with suppress(ValueError):  # no cluster was deployed
         ray.kill(ray.get_actor(DIRECTORY))
     deadline = time.monotonic() + 30
-    while any(map(ray_processes, ("ServeReplica:", "TargetRank", "DraftRank"))):
+    while any(map(ray_processes, ("ServeReplica:", "TargetRank", "DraftRank", "DirectoryActor", "RelayActor"))):
         assert time.monotonic() < deadline, "processes of the cluster are left"
         time.sleep(0.2)
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.errors import Unavailable
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.directory import Asked, Directory, HeartbeatAnswer, Relayed, Role, WorkerEntry
-from actors.workers.directory_relay import Relay
+from actors.workers.directory_relay import RELAY_TIMEOUT_S, Relay
 from cluster.router.directory_view import DirectoryView
 from paceline_testing.clock import Clock
+from paceline_testing.virtual_time import run_virtually
 
 KEYS = LinkKeys.generate()
-SOON_S = 0.6  # a few times as long as a relay takes to tell something; a wait without news takes a second
+SOON_S = 0.4  # in which a relay tells something; a wait without news takes a second
 
 
 def entry_of(worker_id: str, role: Role = "target", incarnation: int = 1) -> WorkerEntry:
@@ -30,18 +32,48 @@ def asked_by(router_id: str, view: DirectoryView, *, is_leaving: bool = False) -
     return Asked(router_id=router_id, model="", held=view.target_id, mark=view.mark, is_leaving=is_leaving)
 
 
-@contextlib.asynccontextmanager
-async def relay_of(directory: Directory, name: str = "relay-0") -> AsyncIterator[Relay]:
-    async def exchange(entries: list[WorkerEntry], questions: list[Asked]) -> Relayed:
-        await asyncio.sleep(0)
-        return directory.relayed(name, entries, questions)
+class Upstream:
+    """A directory at some distance. Its calls are taken in their order, as an actor takes them."""
 
-    relay = Relay(exchange)
+    def __init__(self, directory: Directory, name: str = "relay-0", takes_s: float = 0.01) -> None:
+        self.directory = directory
+        self.takes_s = takes_s
+        self.error: Exception | None = None
+        self.sizes: list[int] = []  # of calls
+        self._name = name
+        self._turn = asyncio.Lock()
+
+    async def relayed(self, entries: list[WorkerEntry], questions: list[Asked]) -> Relayed:
+        return await self._do(self.directory.relayed, self._name, entries, questions)
+
+    async def remove(self, worker_id: str, incarnation: int) -> None:
+        await self._do(self.directory.remove, worker_id, incarnation)
+
+    async def release_target(self, router_id: str) -> None:
+        await self._do(self.directory.release_target, router_id)
+
+    async def _do(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        async with self._turn:
+            await asyncio.shield(asyncio.sleep(self.takes_s))
+            if self.error is not None:
+                raise self.error
+            if call == self.directory.relayed:
+                self.sizes.append(sum(map(len, arguments[1:])))
+            return call(*arguments)
+
+
+@contextlib.asynccontextmanager
+async def relay_of(upstream: Upstream) -> AsyncIterator[Relay]:
+    relay = Relay(upstream)
     running = asyncio.create_task(relay.run())
     try:
         yield relay
     finally:
         running.cancel()
+
+
+def virtual_directory() -> Directory:
+    return Directory(KEYS, 4.0, asyncio.get_running_loop().time)
 
 
 # --- the directory
@@ -118,13 +150,13 @@ def test_a_relay_that_is_there_is_news_for_a_router():
     assert relays[-1] is not None
 
 
-# --- the relay
+# --- the relay, in virtual time
 
 
 def test_a_worker_and_a_router_at_a_relay_find_each_other():
     async def both() -> None:
-        directory, view = Directory(KEYS), DirectoryView()
-        async with relay_of(directory) as relay:
+        directory, view = virtual_directory(), DirectoryView()
+        async with relay_of(Upstream(directory)) as relay:
             answer = await relay.heartbeat(entry_of("t"))
             assert answer.clients == (KEYS.public,)
             told = await relay.follow(asked_by("r", view))
@@ -132,26 +164,19 @@ def test_a_worker_and_a_router_at_a_relay_find_each_other():
             assert (told.target_id, told.targets) == ("t", (entry_of("t"),))
         assert directory.workers() == [entry_of("t")]
 
-    asyncio.run(both())
+    run_virtually(both())
 
 
 def test_calls_of_a_moment_are_one_call_of_the_directory():
     async def many() -> list[int]:
-        sizes, directory = [], Directory(KEYS)
+        upstream = Upstream(virtual_directory())
+        async with relay_of(upstream) as relay:
+            beats = [relay.heartbeat(entry_of(f"w{number}")) for number in range(100)]
+            asks = [relay.follow(asked_by(f"r{number}", DirectoryView())) for number in range(100)]
+            await asyncio.gather(*beats, *asks)
+        return upstream.sizes
 
-        async def exchange(entries: list[WorkerEntry], questions: list[Asked]) -> Relayed:
-            sizes.append(len(entries) + len(questions))
-            return directory.relayed("relay-0", entries, questions)
-
-        relay = Relay(exchange)
-        running = asyncio.create_task(relay.run())
-        beats = [relay.heartbeat(entry_of(f"w{number}")) for number in range(100)]
-        asks = [relay.follow(asked_by(f"r{number}", DirectoryView())) for number in range(100)]
-        await asyncio.gather(*beats, *asks)
-        running.cancel()
-        return sizes
-
-    assert asyncio.run(many()) == [200]
+    assert run_virtually(many()) == [200]
 
 
 def change_draft(directory: Directory) -> None:
@@ -171,30 +196,27 @@ def lose_draft(directory: Directory) -> None:
 
 
 @pytest.mark.parametrize("change", [change_draft, free_group, release_group, lose_draft])
-@pytest.mark.parametrize("is_in_the_meantime", [False, True])
-def test_a_router_that_waits_at_a_relay_hears_of_a_change_at_once(change, is_in_the_meantime):
+@pytest.mark.parametrize("after_s", [0.0, 0.055, 0.07, 0.3, 0.9])
+def test_a_router_that_waits_at_a_relay_hears_of_a_change_at_once(change, after_s):
     async def wait() -> DirectoryView:
-        directory, view = Directory(KEYS), DirectoryView()
+        directory, view = virtual_directory(), DirectoryView()
         directory.heartbeat(entry_of("gone", "draft"))
         if change is release_group:
             directory.heartbeat(entry_of("held"))
             directory.tell(asked_by("other", DirectoryView()))
-        async with relay_of(directory) as relay:
+        async with relay_of(Upstream(directory)) as relay:
             view.take(await relay.follow(asked_by("r", view)))
-            before = view.mark
             waiting = asyncio.create_task(relay.follow(asked_by("r", view)))
-            if not is_in_the_meantime:
-                await asyncio.sleep(0.3)
+            await asyncio.sleep(after_s)
             change(directory)
             async with asyncio.timeout(SOON_S):
                 told = await waiting
                 if told is None:  # it is to ask again
                     told = await relay.follow(asked_by("r", view))
             view.take(told)
-            assert view.mark != before
         return view
 
-    view = asyncio.run(wait())
+    view = run_virtually(wait())
     assert {entry.worker_id for entry in view.entries} == {
         change_draft: {"gone", "d"},
         free_group: {"gone", "t"},
@@ -205,79 +227,174 @@ def test_a_router_that_waits_at_a_relay_hears_of_a_change_at_once(change, is_in_
 
 def test_a_router_without_news_waits_and_asks_no_more_than_once_a_second():
     async def wait() -> tuple[int, int]:
-        directory, view, num_calls, num_news = Directory(KEYS), DirectoryView(), 0, 0
+        view, num_calls, num_news = DirectoryView(), 0, 0
         loop = asyncio.get_running_loop()
-        until = loop.time() + 2.5
-        async with relay_of(directory) as relay:
-            while loop.time() < until:
+        async with relay_of(Upstream(virtual_directory())) as relay:
+            while loop.time() < 100.0:
                 told = await relay.follow(asked_by("r", view))
                 num_calls += 1
                 if told is not None:
                     num_news += 1
                     view.take(told)
+            assert not relay._waiting
         return num_calls, num_news
 
-    num_calls, num_news = asyncio.run(wait())
-    assert 2 <= num_calls <= 5
+    num_calls, num_news = run_virtually(wait())
+    assert 90 <= num_calls <= 101
     assert num_news == 1
 
 
-def test_a_directory_that_does_not_answer_fails_the_calls_and_the_next_ones_go_on():
+def test_a_directory_that_fails_fails_the_calls_after_a_moment_and_the_next_ones_go_on():
     async def fail() -> None:
-        directory, is_away = Directory(KEYS), True
-
-        async def exchange(entries: list[WorkerEntry], questions: list[Asked]) -> Relayed:
-            if is_away:
-                await asyncio.sleep(0.1)
-                raise ConnectionError("away")
-            return directory.relayed("relay-0", entries, questions)
-
-        relay = Relay(exchange)
-        running = asyncio.create_task(relay.run())
-        first = asyncio.create_task(relay.heartbeat(entry_of("a")))
-        await asyncio.sleep(0.1)  # it is on its way
-        calls = [first, relay.heartbeat(entry_of("b")), relay.follow(asked_by("r", DirectoryView()))]
-        failures = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(failure) for failure in failures] == [Unavailable] * 3
-        assert "away" in str(failures[0])
-        is_away = False
-        await relay.heartbeat(entry_of("a"))
-        assert directory.workers() == [entry_of("a")]
-        running.cancel()
-
-    asyncio.run(fail())
-
-
-def test_a_directory_that_hangs_fails_the_calls_before_their_callers_give_up():
-    async def hang() -> float:
-        async def exchange(entries: list[WorkerEntry], questions: list[Asked]) -> Relayed:
-            await asyncio.sleep(60)
-            raise AssertionError
-
-        relay, loop = Relay(exchange), asyncio.get_running_loop()
-        running, began = asyncio.create_task(relay.run()), loop.time()
-        with pytest.raises(Unavailable):
+        upstream = Upstream(virtual_directory())
+        upstream.error = ConnectionError("away")
+        async with relay_of(upstream) as relay:
+            calls = [relay.heartbeat(entry_of("b")), relay.follow(asked_by("r", DirectoryView()))]
+            failures = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(failure) for failure in failures] == [Unavailable] * 2
+            assert "away" in str(failures[0])
+            assert asyncio.get_running_loop().time() >= 0.5
+            upstream.error = None
             await relay.heartbeat(entry_of("a"))
-        running.cancel()
-        return loop.time() - began
+        assert upstream.directory.workers() == [entry_of("a")]
 
-    assert asyncio.run(hang()) < 1.0  # the limit of `Registration`
+    run_virtually(fail())
 
 
-def test_a_caller_that_gives_up_disturbs_nobody():
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 1.0])
+def test_a_directory_that_hangs_fails_the_calls_before_their_callers_give_up(after_s):
+    async def hang() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        async with relay_of(Upstream(virtual_directory(), takes_s=60.0)) as relay:
+            await asyncio.sleep(after_s)
+            took_s = []
+            for call in (relay.heartbeat(entry_of("a")), relay.follow(asked_by("r", DirectoryView()))):
+                began = loop.time()
+                with pytest.raises(Unavailable):
+                    await call
+                took_s.append(loop.time() - began)
+        return took_s[0], took_s[1]
+
+    heartbeat_s, question_s = run_virtually(hang())
+    assert heartbeat_s < 1.0  # the limit of `Registration`
+    assert question_s < 1.0 + RELAY_TIMEOUT_S
+
+
+def test_a_slow_directory_is_asked_by_one_call_at_a_time_and_answers_all():
+    """Each call takes longer than a worker waits; routers have theirs."""
+
+    async def slow() -> int:
+        upstream = Upstream(virtual_directory(), takes_s=0.9)
+        num_answers = 0
+
+        async def router(number: int, relay: Relay) -> None:
+            nonlocal num_answers
+            view, loop = DirectoryView(), asyncio.get_running_loop()
+            while loop.time() < 30.0:
+                with contextlib.suppress(Unavailable):
+                    told = await relay.follow(asked_by(f"r{number}", view))
+                    num_answers += 1
+                    if told is not None:
+                        view.take(told)
+                await asyncio.sleep(0.1)
+
+        async with relay_of(upstream) as relay:
+            await asyncio.gather(*(router(number, relay) for number in range(10)))
+        assert max(upstream.sizes) <= 10
+        return num_answers
+
+    assert run_virtually(slow()) > 10 * 30 / 4
+
+
+def test_what_is_given_back_is_not_taken_again_by_a_call_that_was_on_its_way():
+    async def leave() -> None:
+        directory = virtual_directory()
+        async with relay_of(Upstream(directory)) as relay:
+            await relay.heartbeat(entry_of("t"))
+            await relay.follow(asked_by("r", DirectoryView()))
+            for pause_s in (0.0, 0.055):  # while it is collected; while it is passed on
+                directory.claim_target("r", None)
+                late = [
+                    asyncio.create_task(relay.follow(asked_by("r", DirectoryView()))),
+                    asyncio.create_task(relay.heartbeat(entry_of("w"))),
+                ]
+                await asyncio.sleep(pause_s)
+                await relay.release_target("r")
+                await relay.remove("w", 1)
+                await asyncio.gather(*late, return_exceptions=True)
+                assert directory.claim_target("s", None) == "t"
+                assert directory.workers() == [entry_of("t")]
+                directory.release_target("s")
+
+    run_virtually(leave())
+
+
+def test_a_caller_that_gives_up_disturbs_nobody_and_leaves_nothing():
     async def give_up() -> None:
-        async with relay_of(Directory(KEYS)) as relay:
-            calls: list[Callable[[], object]] = [
+        view = DirectoryView()
+        async with relay_of(Upstream(virtual_directory())) as relay:
+            view.take(await relay.follow(asked_by("r", view)))
+            calls: list[Callable[[], Coroutine[Any, Any, object]]] = [
                 lambda: relay.heartbeat(entry_of("a")),
-                lambda: relay.follow(asked_by("r", DirectoryView())),
+                lambda: relay.follow(asked_by("r", view)),
             ]
             for call in calls:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(call(), 0.01)
             answer = await relay.heartbeat(entry_of("b"))
             assert answer.clients == (KEYS.public,)
+            assert not relay._waiting
 
-    asyncio.run(give_up())
+    run_virtually(give_up())
+
+
+def test_a_router_at_a_relay_that_hangs_keeps_its_group():
+    """It gives the relay up, and asks the directory, before its lease ends; another router waits for the group."""
+
+    async def hang() -> None:
+        directory, loop = virtual_directory(), asyncio.get_running_loop()
+        hangs, claims = asyncio.Event(), []
+
+        async def beat() -> None:
+            while True:
+                directory.heartbeat(entry_of("t"))
+                await asyncio.sleep(0.9)
+
+        async def stand_by() -> None:
+            while True:
+                claims.append(directory.claim_target("standby", None))
+                await asyncio.sleep(0.1)
+
+        async def router(relay: Relay) -> None:
+            view, uses_relay = DirectoryView(), True
+            while True:
+                began = loop.time()
+                try:
+                    async with asyncio.timeout(view.longest_wait_s + (RELAY_TIMEOUT_S if uses_relay else 5.0)):
+                        if uses_relay and hangs.is_set():
+                            await asyncio.sleep(60.0)
+                        told = await (relay if uses_relay else directory).follow(asked_by("r", view))
+                except TimeoutError:
+                    uses_relay = False
+                    continue
+                if told is not None:
+                    view.take(told)
+                    assert told.target_id == "t"
+                await asyncio.sleep(max(0.0, began + 0.25 - loop.time()))
+
+        async with relay_of(Upstream(directory)) as relay:
+            tasks = [asyncio.create_task(work) for work in (beat(), router(relay))]
+            await asyncio.sleep(0.5)
+            tasks.append(asyncio.create_task(stand_by()))
+            await asyncio.sleep(5.0)
+            hangs.set()
+            await asyncio.sleep(20.0)
+            for task in tasks:
+                assert not task.done()
+                task.cancel()
+        assert set(claims) == {None}
+
+    run_virtually(hang())
 
 
 # --- a directory with relays against one without
@@ -297,6 +414,7 @@ ACTIONS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
+@example([("router", "a", False), ("draft", "a", False), ("remove", "a", False), ("router", "a", False)], 1)
 @given(ACTIONS, st.integers(1, 4))
 def test_what_is_passed_on_in_batches_is_answered_as_if_each_had_called(actions, batch):
     """Batches keep the order of workers' and of routers' calls; workers come first."""
@@ -326,13 +444,11 @@ def test_what_is_passed_on_in_batches_is_answered_as_if_each_had_called(actions,
         relayed = behind.relayed("relay-0", entries, questions)
         for name, (told, is_news) in zip(routers, relayed.told, strict=True):
             known = views[False][name]
-            assert is_news == (
-                known.mark is None
-                or known.target_id != told.target_id
-                or {entry.worker_id: replace(entry, link_drops=()) for entry in known.entries}
-                != {entry.worker_id: replace(entry, link_drops=()) for entry in views[True][name].entries}
-            )
+            before = known.mark, known.target_id, {entry.worker_id: entry for entry in known.entries}
             take(False, name, told)
+            after = known.mark, known.target_id, {entry.worker_id: entry for entry in known.entries}
+            assert is_news or before[1:] == after[1:]
+            assert is_news or before[0] is not None
         for kind, name, _ in some:
             for one in (direct, behind):
                 if kind == "remove":
