@@ -59,8 +59,8 @@ class DirectoryActor(Directory):
 
     def _make_relays(self, number: int) -> None:
         """Relays outlive a restart of the directory, and end with it."""
-        directory, options = ray.get_runtime_context().current_actor, _actor_options()
         try:
+            directory, options = find_directory(ray.get_runtime_context().get_actor_name()), _actor_options()
             for name in map(self._relay_name, range(self._kept.relays, number)):
                 _RemoteRelay.options(name=name, lifetime="detached", **options).remote(name, directory)
         except Exception as error:  # of Ray's store; callers call less often meanwhile
@@ -105,6 +105,7 @@ class RelayActor(Relay):
 
     def __init__(self, name: str, directory: DirectoryHandle) -> None:
         super().__init__(_Upstream(name, directory))
+        self._name = name
         self._running = asyncio.get_running_loop().create_task(self._run_to_the_end())
 
     async def _run_to_the_end(self) -> None:
@@ -112,7 +113,7 @@ class RelayActor(Relay):
             try:
                 await self.run()
             except ActorDiedError:
-                ray.kill(ray.get_runtime_context().current_actor)
+                ray.kill(ray.get_actor(self._name, namespace=NAMESPACE))
                 return
             except Exception:
                 logger.exception("a relay of the directory failed")

@@ -9,17 +9,17 @@ from typing import TypeAlias
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from actors.errors import LinkError
 from actors.workers.directory_actor import NAMESPACE, DirectoryHandle, RelayHandle, find_directory
 
-_MOST_FAILURES = 3  # in a row, of the directory as a relay tells them
 _AVOIDED_S = 10.0  # that a relay is not called after it did not answer
 
 Contact: TypeAlias = DirectoryHandle | RelayHandle
 
 
 class DirectoryContact:
-    """For one caller. It calls the directory for a while in place of a relay that does not answer, or only with
-    failures. A directory that is gone for good is looked up anew."""
+    """For one caller. It calls the directory for a while in place of a relay that does not answer, or has long been
+    without an answer itself. A directory that is gone for good is looked up anew."""
 
     def __init__(self, directory_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory_name = directory_name
@@ -27,7 +27,6 @@ class DirectoryContact:
         self.found: Contact | None = None  # the one to call, as far as it is known
         self._relay: str | None = None  # None: the directory itself
         self._avoided: tuple[str | None, float] = (None, 0.0)  # a relay, and until when
-        self._num_failed = 0
 
     def find(self) -> Contact:
         """The one to call. Blocking where it is not known. Raises ValueError if there is no directory."""
@@ -46,7 +45,6 @@ class DirectoryContact:
 
     def answered(self, relay: str | None) -> None:
         """relay: that the answer named."""
-        self._num_failed = 0
         avoided, until = self._avoided
         if relay == avoided and self._clock() < until:
             relay = None
@@ -55,10 +53,9 @@ class DirectoryContact:
 
     def failed(self, error: Exception) -> None:
         """The call, or `find`, has raised this."""
-        self._num_failed += 1
         if self._relay is not None:
             is_told = isinstance(error, RayTaskError)  # by the relay, of the directory
-            if not is_told or self._num_failed >= _MOST_FAILURES:
+            if not is_told or isinstance(error, LinkError):
                 self._avoid_relay()
         elif isinstance(error, ActorDiedError):
             self.found = None

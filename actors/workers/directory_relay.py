@@ -15,14 +15,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ray.exceptions import ActorDiedError
 
-from actors.errors import Unavailable
+from actors.errors import LinkError, Unavailable
 from actors.workers.directory import Asked, HeartbeatAnswer, Relayed, Told, WorkerEntry
 
 _COLLECT_S = 0.05  # for which calls are collected
 _QUIET_S = 0.2  # without a call of anybody; the directory says then which routers to wake
-# For which callers wait for the directory. They give up a relay later: `Registration`'s limit, and `RELAY_TIMEOUT_S`.
-_HEARTBEAT_S = 0.8
+# For which callers wait for the directory. They leave a relay later: `Registration`'s limit, and `RELAY_TIMEOUT_S`.
+_HEARTBEAT_S = 1.6
 _QUESTION_S = 1.2
+_CUT_OFF_S = 6.0  # without an answer of the directory; then callers should try it themselves
 _LONGEST_CALL_S = 3.0  # of the directory, which has most to tell after a restart
 _FAILED_S = 0.5  # that the failure of a call is held back, so that callers do not call again at once
 
@@ -60,13 +61,14 @@ class Relay:
         self._questions: list[_Call[Asked, tuple[Told, asyncio.Event | None]]] = []
         self._waiting: dict[str, asyncio.Event] = {}  # the same events, by router
         self._called = asyncio.Event()
+        self._heard_at: float | None = None  # when the directory last answered, or the first call of it began
 
     async def heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
-        """`Directory.heartbeat`. Raises Unavailable while the directory does not answer."""
+        """`Directory.heartbeat`. Raises Unavailable while the directory does not answer, LinkError after a while."""
         return await self._put(self._heartbeats, entry, _HEARTBEAT_S)
 
     async def follow(self, asked: Asked) -> Told | None:
-        """`Directory.follow`. Raises Unavailable while the directory does not answer."""
+        """`Directory.follow`. Raises as `heartbeat`."""
         told, woken = await self._put(self._questions, asked, _QUESTION_S)
         if woken is None:
             return told
@@ -81,12 +83,14 @@ class Relay:
 
     async def remove(self, worker_id: str, incarnation: int) -> None:
         """`Directory.remove`, after the worker's heartbeats."""
-        _give_up(call for call in self._heartbeats if call.question.worker_id == worker_id)
+        own = [call for call in self._heartbeats if call.question.worker_id == worker_id]
+        _give_up(own, Unavailable("the worker leaves"))
         await self._directory.remove(worker_id, incarnation)
 
     async def release_target(self, router_id: str) -> None:
         """`Directory.release_target`, after the router's questions."""
-        _give_up(call for call in self._questions if call.question.router_id == router_id)
+        own = [call for call in self._questions if call.question.router_id == router_id]
+        _give_up(own, Unavailable("the router leaves"))
         await self._directory.release_target(router_id)
 
     async def run(self) -> None:
@@ -106,13 +110,20 @@ class Relay:
             async with asyncio.timeout(limit_s):
                 return await call.answer
         except TimeoutError:
-            raise Unavailable(f"the directory did not answer within {limit_s:g} s") from None
+            raise self._failure(f"within {limit_s:g} s") from None
+
+    def _failure(self, how: str) -> Unavailable | LinkError:
+        silent_s = 0.0 if self._heard_at is None else asyncio.get_running_loop().time() - self._heard_at
+        kind = LinkError if silent_s > _CUT_OFF_S else Unavailable
+        return kind(f"the directory did not answer {how}")
 
     async def _pass_on(self) -> None:
         # Without those whose callers have given up.
         heartbeats = [call for call in self._heartbeats if not call.answer.done()]
         questions = [call for call in self._questions if not call.answer.done()]
         self._heartbeats, self._questions = [], []
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time() if self._heard_at is None else self._heard_at
         try:
             async with asyncio.timeout(_LONGEST_CALL_S):
                 relayed = await self._directory.relayed(
@@ -122,8 +133,9 @@ class Relay:
             raise
         except Exception as error:
             await asyncio.sleep(_FAILED_S)
-            _give_up([*heartbeats, *questions], f"the directory did not answer: {error!r}")
+            _give_up([*heartbeats, *questions], self._failure(f"({error!r})"))
             return
+        self._heard_at = loop.time()
         for heartbeat, answer in zip(heartbeats, relayed.heartbeats, strict=True):
             _answer(heartbeat, answer)
         for question, (told, is_news) in zip(questions, relayed.told, strict=True):
@@ -143,7 +155,7 @@ def _answer(call: _Call[Question, Answer], answer: Answer) -> None:
         call.answer.set_result(answer)
 
 
-def _give_up(calls: Iterable[_Call[Any, Any]], reason: str = "the caller leaves") -> None:
+def _give_up(calls: Iterable[_Call[Any, Any]], error: Exception) -> None:
     for call in calls:
         if not call.answer.done():
-            call.answer.set_exception(Unavailable(reason))
+            call.answer.set_exception(error)

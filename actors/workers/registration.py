@@ -12,9 +12,11 @@ from ray.exceptions import RayError
 
 from actors.links.heartbeat import Heartbeat
 from actors.links.server import LinkServer
-from actors.workers.directory import WorkerEntry
+from actors.workers.directory import HeartbeatAnswer, WorkerEntry
 from actors.workers.directory_contact import DirectoryContact
 from actors.workers.model_changes import WantedModel
+
+_TIMEOUT_S = 2.0  # of a call
 
 
 class Registration:
@@ -35,7 +37,7 @@ class Registration:
         self._contact = DirectoryContact(directory_name)
         self._entry = entry
         self._server = server
-        self._timeout_s = max(interval_s, 1.0)
+        self._timeout_s = max(interval_s, _TIMEOUT_S)
         self.wanted: WantedModel | None = None
         self._intervals_left = 0  # until the entry is to be renewed
         self._renewing = threading.Lock()  # by one thread at a time: an older entry must not come after a newer one
@@ -66,13 +68,23 @@ class Registration:
     def _renew(self) -> None:
         with self._renewing:
             self._intervals_left = 0  # if this fails
-            contact = self._contact.find()
             entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
+            used_relay = self._contact.uses_relay
             try:
-                answer = ray.get(contact.heartbeat.remote(entry), timeout=self._timeout_s)
-            except RayError as error:
-                self._contact.failed(error)
-                raise
+                answer = self._call(entry)
+            except RayError:
+                if not used_relay or self._contact.uses_relay:
+                    raise
+                answer = self._call(entry)  # the next heartbeat might come too late
             self._contact.answered(answer.relay)
             self._server.allow(answer.clients)
             self.wanted, self._intervals_left = answer.wanted, answer.stretch
+
+    def _call(self, entry: WorkerEntry) -> HeartbeatAnswer:
+        contact = self._contact.find()
+        try:
+            answer: HeartbeatAnswer = ray.get(contact.heartbeat.remote(entry), timeout=self._timeout_s)
+        except RayError as error:
+            self._contact.failed(error)
+            raise
+        return answer

@@ -11,6 +11,7 @@ import httpx
 import ray
 from ray import serve
 
+from actors.workers.directory_actor import find_directory
 from cluster.config import ClusterConfig
 from cluster.gateway.deployment import start_proxies
 from cluster.ray_names import APPLICATION, DIRECTORY
@@ -47,10 +48,11 @@ def end_application() -> None:
     """Ends the cluster, and its directory, which would outlive it."""
     serve.delete(APPLICATION)
     with suppress(ValueError):  # no cluster was deployed
-        ray.kill(ray.get_actor(DIRECTORY))
+        ray.kill(find_directory(DIRECTORY))
     deadline = time.monotonic() + 30
-    while any(map(ray_processes, ("ServeReplica:", "TargetRank", "DraftRank", "DirectoryActor", "RelayActor"))):
-        assert time.monotonic() < deadline, "processes of the cluster are left"
+    titles = ("ServeReplica:", "TargetRank", "DraftRank", "DirectoryActor", "RelayActor")
+    while left := [title for title in titles if ray_processes(title)]:
+        assert time.monotonic() < deadline, f"processes of the cluster are left: {left}"
         time.sleep(0.2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
 
-from actors.errors import Unavailable
+from actors.errors import LinkError, Unavailable
 from actors.workers import directory_contact as module
 from actors.workers.directory_contact import DirectoryContact
 from paceline_testing.clock import Clock
@@ -94,13 +94,10 @@ def test_a_relay_that_cannot_be_found_is_not_looked_for_at_each_call(contact, ac
     assert contact.find() == "the directory"
 
 
-def test_a_relay_stays_while_only_the_directory_is_away_but_not_with_failures_alone(contact):
+def test_a_relay_stays_while_the_directory_is_slow_and_not_when_it_is_cut_off(contact):
     contact.answered("one")
-    for _ in range(3):
-        for _ in range(2):
-            contact.failed(OF_DIRECTORY)
-            assert contact.find() == "relay one"
-        contact.answered("one")
-    for _ in range(3):
+    for _ in range(5):
         contact.failed(OF_DIRECTORY)
+        assert contact.find() == "relay one"
+    contact.failed(RayTaskError("follow", "", LinkError("the directory did not answer")).as_instanceof_cause())
     assert contact.find() == "the directory"

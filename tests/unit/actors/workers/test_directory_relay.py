@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actors.errors import Unavailable
+from actors.errors import LinkError, Unavailable
 from actors.links.keys import LinkAddress, LinkKeys
 from actors.workers.directory import Asked, Directory, HeartbeatAnswer, Relayed, Role, WorkerEntry
 from actors.workers.directory_relay import RELAY_TIMEOUT_S, Relay
@@ -261,6 +261,25 @@ def test_a_directory_that_fails_fails_the_calls_after_a_moment_and_the_next_ones
     run_virtually(fail())
 
 
+def test_callers_are_told_when_a_relay_has_long_been_without_an_answer():
+    async def wait() -> None:
+        upstream, loop = Upstream(virtual_directory()), asyncio.get_running_loop()
+        async with relay_of(upstream) as relay:
+            await relay.heartbeat(entry_of("a"))
+            upstream.error = ConnectionError("away")
+            began, errors = loop.time(), []
+            while loop.time() < began + 10.0:
+                with pytest.raises((Unavailable, LinkError)) as caught:
+                    await relay.heartbeat(entry_of("a"))
+                errors.append((loop.time() - began, caught.type))
+            assert all(kind == (LinkError if seconds > 6.0 else Unavailable) for seconds, kind in errors)
+            assert {kind for _, kind in errors} == {LinkError, Unavailable}
+            upstream.error = None
+            await relay.heartbeat(entry_of("a"))
+
+    run_virtually(wait())
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 1.0])
 def test_a_directory_that_hangs_fails_the_calls_before_their_callers_give_up(after_s):
     async def hang() -> tuple[float, float]:
@@ -276,7 +295,7 @@ def test_a_directory_that_hangs_fails_the_calls_before_their_callers_give_up(aft
         return took_s[0], took_s[1]
 
     heartbeat_s, question_s = run_virtually(hang())
-    assert heartbeat_s < 1.0  # the limit of `Registration`
+    assert heartbeat_s < 2.0  # the limit of `Registration`
     assert question_s < 1.0 + RELAY_TIMEOUT_S
 
 

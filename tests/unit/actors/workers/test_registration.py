@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -110,3 +111,14 @@ def test_an_entry_never_comes_after_a_newer_one(beat, monkeypatch):
     for thread in threads:
         thread.join(5.0)
     assert told == [False, True]
+
+
+def test_a_relay_that_does_not_answer_costs_no_heartbeat(beat, monkeypatch):
+    named = replace(answer_of("a", 1), relay="relay")
+    directory, relay = Directory(named, answer_of("b", 1)), Directory(None)
+    registration = registration_at(directory, Server(), monkeypatch)
+    monkeypatch.setattr(directory_contact.ray, "get_actor", lambda name, namespace: relay)
+    beat[0]()
+    beat[0]()
+    assert not relay.answers
+    assert registration.wanted == WantedModel("b")
