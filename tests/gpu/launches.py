@@ -41,7 +41,6 @@ from actors.messages import SamplingParams, SequenceDelta, SequenceStart, Verify
 from actors.models.shards import EmbeddingShard, SummedRows, VocabularyShard
 from actors.options import AttentionBackend, EagleOptions
 from paceline_testing.drafting import tree_to_verify
-from tests.gpu.triton_codegen import launches_of
 
 RANKS = {"70B/8": 8}
 BLOCK = 16
@@ -146,6 +145,8 @@ class _CompiledPart(torch.fx.Interpreter):
 
 def as_compiled(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A compiler for `compile_model` whose graphs count what torch's compiler would launch."""
+    from tests.gpu.triton_codegen import launches_of  # torch's compiler loads slowly
+
     share_products(graph.graph)
     names = [name for name in launches_of(graph, inputs) if not name.startswith("torch.ops.paceline.attend")]
 

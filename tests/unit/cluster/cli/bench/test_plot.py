@@ -7,7 +7,6 @@ from PIL import Image
 
 from cluster.cli.bench.acceptance import Acceptance, PositionAcceptance
 from cluster.cli.bench.measure import Comparison, MethodResult
-from cluster.cli.bench.plot import draw_comparison
 from cluster.cli.bench.speed import Speed
 from paceline_testing.tiny_models import save_tiny_model
 
@@ -34,6 +33,12 @@ def method(name, ratio, tasks, shares=(), rounds=50):
 
 def report(*methods):
     return Comparison(list(methods), [])
+
+
+def draw_comparison(*arguments):
+    from cluster.cli.bench import plot  # matplotlib loads slowly
+
+    plot.draw_comparison(*arguments)
 
 
 def test_the_command_draws_a_png_or_an_svg_as_the_name_says(run, prompts_file, tmp_path):
