@@ -22,13 +22,13 @@ def test_chaos(first):
         assert not chaos.problems, f"seed {seed}: {chaos.problems}"
 
 
-def problems():
-    """One seed after the other, so that whoever finds what they look for runs no more."""
-    return (problem for seed in range(50) for problem in run_chaos(seed).problems)
+def problems(first=0):
+    """One seed after the other, so that whoever finds what they look for runs no more. first: which finds it soon."""
+    return (problem for seed in range(first, first + 50) for problem in run_chaos(seed).problems)
 
 
 def test_tenants_of_a_company_draft_from_each_others_text():
-    assert any(run_chaos(seed).num_of_company for seed in range(50))
+    assert any(run_chaos(seed).num_of_company for seed in range(4, 54))
 
 
 def test_a_lost_token_is_found(monkeypatch):
@@ -45,7 +45,7 @@ def test_a_lost_token_is_found(monkeypatch):
 def test_a_token_that_comes_twice_after_a_lost_router_is_found(monkeypatch):
     rest_of = resume._rest_of
     monkeypatch.setattr(resume, "_rest_of", lambda request, got, passed_s: rest_of(request, got[:-1], passed_s))
-    assert any("not the right ones" in problem for problem in problems())
+    assert any("not the right ones" in problem for problem in problems(5))
 
 
 def test_a_namespace_of_another_tenant_is_found(monkeypatch):
@@ -56,13 +56,13 @@ def test_a_namespace_of_another_tenant_is_found(monkeypatch):
         return scope_of(dataclasses.replace(sharing, tenant_id=first[0].tenant_id))
 
     monkeypatch.setattr(simulation, "scope_of", same)
-    assert any("must not have it" in problem for problem in problems())
+    assert any("must not have it" in problem for problem in problems(1))
 
 
 def test_a_namespace_of_another_group_is_found(monkeypatch):
     namespace_of_group = scope.namespace_of_group
     monkeypatch.setattr(scope, "namespace_of_group", lambda key, group: namespace_of_group(key, "any"))
-    assert any("must not have it" in problem for problem in problems())
+    assert any("must not have it" in problem for problem in problems(4))
 
 
 def test_a_target_that_takes_a_batch_for_the_next_one_is_found(monkeypatch):
@@ -74,7 +74,7 @@ def test_a_target_that_takes_a_batch_for_the_next_one_is_found(monkeypatch):
         return found(self, item) if known is None or not item.delta.start else known
 
     monkeypatch.setattr(ScriptedTarget, "_found", careless)
-    assert any("not the right ones" in problem for problem in problems())
+    assert any("not the right ones" in problem for problem in problems(17))
 
 
 def test_a_request_that_outlives_its_gateway_is_found(monkeypatch):
@@ -82,4 +82,4 @@ def test_a_request_that_outlives_its_gateway_is_found(monkeypatch):
         self.is_there = False
 
     monkeypatch.setattr(Gateway, "lose", lose)
-    assert any("is its gateway there: False" in problem for problem in problems())
+    assert any("is its gateway there: False" in problem for problem in problems(8))
