@@ -98,8 +98,8 @@ class Chaos:
         return "ended with its gateway" if self._ended_with_gateway(record) else "failed"
 
     def _ended_with_gateway(self, record: Record) -> bool:
-        """Answers of a killed gateway end with an error that says so, and can be asked for again. Who reads slowly comes
-        to it late."""
+        """Answers of a killed gateway end with an error that says so, and can be asked for again. A slow reader comes to
+        it late."""
         kills = [fault.at for fault in self.faults if fault.kind == "kill gateway"]
         unseen_s = _UNSEEN_S + len(record.gaps_s) * record.manner.pause_s
         return _ASK_AGAIN in (record.error or "") and any(
