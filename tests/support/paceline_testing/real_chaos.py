@@ -98,7 +98,7 @@ class Chaos:
         return "ended with its gateway" if self._ended_with_gateway(record) else "failed"
 
     def _ended_with_gateway(self, record: Record) -> bool:
-        """Answers of a killed gateway end with an error that says so, and can be asked for again. A slow reader comes to
+        """Answers of a killed gateway end with an error that says so, and may be asked for again. Slow readers come to
         it late."""
         kills = [fault.at for fault in self.faults if fault.kind == "kill gateway"]
         unseen_s = _UNSEEN_S + len(record.gaps_s) * record.manner.pause_s
