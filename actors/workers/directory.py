@@ -34,7 +34,7 @@ from actors.workers.waiting import Waiting
 TTL_S = 4.0  # four missed heartbeats
 _LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
 MOST_CALLERS = 750  # of the directory, or of a relay, each once a second: Ray takes up to a millisecond for a call
-_RELAY_LIFE_S = 1.0  # after a relay's last call; it calls four times a second at least
+_RELAY_LIFE_S = 3.0  # after a relay's last call; it calls four times a second, or when the last call is answered
 _RELAYS_AGAIN_S = 1.0  # between two tries to make relays
 
 Role = Literal["target", "draft"]
@@ -169,7 +169,7 @@ class Directory:
         if record is None and self._removed.get(entry.worker_id) == entry.incarnation:
             pass  # a late call by a relay
         elif record is None:
-            self._put(_Record(entry, None), None)
+            self._put(_Record(entry, self._removed.get(entry.worker_id)), None)
         elif record.entry.incarnation == entry.incarnation:
             if record.entry.is_leaving and not entry.is_leaving:  # a late call by a relay
                 entry = record.entry
@@ -182,10 +182,12 @@ class Directory:
     def remove(self, worker_id: str, incarnation: int) -> None:
         """Remove a worker. Unknown and replaced workers are ignored."""
         record = self._records.get(worker_id)
-        if record is not None and record.entry.incarnation == incarnation:
+        if record is None:
+            self._removed.renew(worker_id, incarnation, self._lease_s)
+        elif record.entry.incarnation == incarnation:
+            self._removed.renew(worker_id, incarnation, self._lease_s)
             self._records.pop(worker_id)
             self._direct.pop(worker_id)
-            self._removed.renew(worker_id, incarnation, self._lease_s)
             self._note_lost(record.entry)
 
     def workers(self, role: Role | None = None) -> list[WorkerEntry]:

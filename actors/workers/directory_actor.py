@@ -63,11 +63,10 @@ class DirectoryActor(Directory):
             directory, options = find_directory(ray.get_runtime_context().get_actor_name()), _actor_options()
             for name in map(self._relay_name, range(self._kept.relays, number)):
                 _RemoteRelay.options(name=name, lifetime="detached", **options).remote(name, directory)
+            super()._make_relays(number)
+            self._keep()
         except Exception as error:  # of Ray's store; callers call less often meanwhile
             logger.warning("the directory could not make relays: %r", error)
-            return
-        super()._make_relays(number)
-        self._keep()
 
     def _relay_name(self, number: int) -> str:
         return f"{super()._relay_name(number)}-{ray.get_runtime_context().get_actor_id()}"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError
 
-from actors.errors import LinkError
+from actors.errors import LinkError, Unavailable
 from actors.workers.directory_actor import NAMESPACE, DirectoryHandle, RelayHandle, find_directory
 
 _AVOIDED_S = 10.0  # that a relay is not called after it did not answer
@@ -18,13 +18,14 @@ Contact: TypeAlias = DirectoryHandle | RelayHandle
 
 
 class DirectoryContact:
-    """For one caller. It calls the directory for a while in place of a relay that does not answer, or has long been
-    without an answer itself. A directory that is gone for good is looked up anew."""
+    """For one caller. It calls the directory for a while in place of a relay that does not answer, and until the next
+    answer in place of one that the directory does not answer. A directory that is gone for good is looked up anew."""
 
     def __init__(self, directory_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory_name = directory_name
         self._clock = clock
         self.found: Contact | None = None  # the one to call, as far as it is known
+        self._directory: DirectoryHandle | None = None
         self._relay: str | None = None  # None: the directory itself
         self._avoided: tuple[str | None, float] = (None, 0.0)  # a relay, and until when
 
@@ -36,7 +37,7 @@ class DirectoryContact:
             except ValueError:
                 self._avoid_relay()
         if self.found is None:
-            self.found = find_directory(self._directory_name)
+            self._directory = self.found = self._directory or find_directory(self._directory_name)
         return self.found
 
     @property
@@ -54,11 +55,12 @@ class DirectoryContact:
     def failed(self, error: Exception) -> None:
         """The call, or `find`, has raised this."""
         if self._relay is not None:
-            is_told = isinstance(error, RayTaskError)  # by the relay, of the directory
-            if not is_told or isinstance(error, LinkError):
+            if isinstance(error, LinkError):  # the relay is cut off; it is not named again before that is over
+                self._relay = self.found = None
+            elif not isinstance(error, Unavailable):  # else the directory is slow or restarting
                 self._avoid_relay()
         elif isinstance(error, ActorDiedError):
-            self.found = None
+            self._directory = self.found = None
 
     def _avoid_relay(self) -> None:
         self._avoided = self._relay, self._clock() + _AVOIDED_S

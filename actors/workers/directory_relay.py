@@ -8,7 +8,6 @@ callers of one that is gone or slow call the directory again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,13 +22,13 @@ _QUIET_S = 0.2  # without a call of anybody; the directory says then which route
 # For which callers wait for the directory. They leave a relay later: `Registration`'s limit, and `RELAY_TIMEOUT_S`.
 _HEARTBEAT_S = 1.6
 _QUESTION_S = 1.2
-_CUT_OFF_S = 6.0  # without an answer of the directory; then callers should try it themselves
 _LONGEST_CALL_S = 3.0  # of the directory, which has most to tell after a restart
+_CUT_OFF_S = 3.5  # without an answer of the directory; then callers are to try it themselves
 _FAILED_S = 0.5  # that the failure of a call is held back, so that callers do not call again at once
 
 RELAY_TIMEOUT_S = 1.5
-"""For which a router waits for a relay, beyond `Told.longest_wait_s`. With both it is sooner at the directory than its
-lease ends."""
+"""For which a router waits for a relay, beyond `Told.longest_wait_s`. Both together are shorter than a lease, so that
+it reaches the directory before its claim expires."""
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
@@ -56,20 +55,22 @@ class Relay:
 
     def __init__(self, directory: Upstream) -> None:
         self._directory = directory
-        self._heartbeats: list[_Call[WorkerEntry, HeartbeatAnswer]] = []
+        # The last call of each caller, until it is passed on. It is passed on also if the caller has given up, since it
+        # renews a lease; an answer that comes too late is for the caller's next call.
+        self._heartbeats: dict[str, _Call[WorkerEntry, HeartbeatAnswer]] = {}
         # Answers come with an event that is set when there may be news, or None if they are news themselves.
-        self._questions: list[_Call[Asked, tuple[Told, asyncio.Event | None]]] = []
+        self._questions: dict[str, _Call[Asked, tuple[Told, asyncio.Event | None]]] = {}
         self._waiting: dict[str, asyncio.Event] = {}  # the same events, by router
         self._called = asyncio.Event()
         self._heard_at: float | None = None  # when the directory last answered, or the first call of it began
 
     async def heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
         """`Directory.heartbeat`. Raises Unavailable while the directory does not answer, LinkError after a while."""
-        return await self._put(self._heartbeats, entry, _HEARTBEAT_S)
+        return await self._put(self._heartbeats, entry.worker_id, entry, _HEARTBEAT_S)
 
     async def follow(self, asked: Asked) -> Told | None:
         """`Directory.follow`. Raises as `heartbeat`."""
-        told, woken = await self._put(self._questions, asked, _QUESTION_S)
+        told, woken = await self._put(self._questions, asked.router_id, asked, _QUESTION_S)
         if woken is None:
             return told
         try:
@@ -83,14 +84,12 @@ class Relay:
 
     async def remove(self, worker_id: str, incarnation: int) -> None:
         """`Directory.remove`, after the worker's heartbeats."""
-        own = [call for call in self._heartbeats if call.question.worker_id == worker_id]
-        _give_up(own, Unavailable("the worker leaves"))
+        _fail(self._heartbeats.pop(worker_id, None), Unavailable("the worker leaves"))
         await self._directory.remove(worker_id, incarnation)
 
     async def release_target(self, router_id: str) -> None:
         """`Directory.release_target`, after the router's questions."""
-        own = [call for call in self._questions if call.question.router_id == router_id]
-        _give_up(own, Unavailable("the router leaves"))
+        _fail(self._questions.pop(router_id, None), Unavailable("the router leaves"))
         await self._directory.release_target(router_id)
 
     async def run(self) -> None:
@@ -102,9 +101,12 @@ class Relay:
             self._called.clear()
             await self._pass_on()
 
-    async def _put(self, calls: list[_Call[Question, Answer]], question: Question, limit_s: float) -> Answer:
+    async def _put(
+        self, calls: dict[str, _Call[Question, Answer]], caller: str, question: Question, limit_s: float
+    ) -> Answer:
         call: _Call[Question, Answer] = _Call(question, asyncio.get_running_loop().create_future())
-        calls.append(call)
+        _fail(calls.get(caller), Unavailable("the caller has called again"))
+        calls[caller] = call
         self._called.set()
         try:
             async with asyncio.timeout(limit_s):
@@ -118,44 +120,46 @@ class Relay:
         return kind(f"the directory did not answer {how}")
 
     async def _pass_on(self) -> None:
-        # Without those whose callers have given up.
-        heartbeats = [call for call in self._heartbeats if not call.answer.done()]
-        questions = [call for call in self._questions if not call.answer.done()]
-        self._heartbeats, self._questions = [], []
+        heartbeats, questions = dict(self._heartbeats), dict(self._questions)
+        self._heartbeats.clear()
+        self._questions.clear()
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time() if self._heard_at is None else self._heard_at
         try:
             async with asyncio.timeout(_LONGEST_CALL_S):
                 relayed = await self._directory.relayed(
-                    [call.question for call in heartbeats], [call.question for call in questions]
+                    [call.question for call in heartbeats.values()], [call.question for call in questions.values()]
                 )
         except ActorDiedError:
             raise
         except Exception as error:
             await asyncio.sleep(_FAILED_S)
-            _give_up([*heartbeats, *questions], self._failure(f"({error!r})"))
+            for heartbeat in heartbeats.values():
+                _fail(heartbeat, self._failure(f"({error!r})"))
+            for question in questions.values():
+                _fail(question, self._failure(f"({error!r})"))
             return
         self._heard_at = loop.time()
-        for heartbeat, answer in zip(heartbeats, relayed.heartbeats, strict=True):
-            _answer(heartbeat, answer)
-        for question, (told, is_news) in zip(questions, relayed.told, strict=True):
-            if is_news or question.answer.done():
-                _answer(question, (told, None))
-            else:
-                woken = self._waiting[question.question.router_id] = asyncio.Event()
-                _answer(question, (told, woken))
+        for (worker_id, heartbeat), answer in zip(heartbeats.items(), relayed.heartbeats, strict=True):
+            if heartbeat.answer.done():
+                heartbeat = self._heartbeats.get(worker_id, heartbeat)
+            if not heartbeat.answer.done():
+                heartbeat.answer.set_result(answer)
+        for (router_id, question), (told, is_news) in zip(questions.items(), relayed.told, strict=True):
+            later = self._questions.get(router_id)
+            if question.answer.done() and later is not None and later.question.mark == question.question.mark:
+                question = self._questions.pop(router_id)
+            if not question.answer.done():
+                woken = None
+                if not is_news:
+                    woken = self._waiting[router_id] = asyncio.Event()
+                question.answer.set_result((told, woken))
         # After the answers: a router may have been woken by what came with its own question.
         for router_id in relayed.woken:
             if router_id in self._waiting:
                 self._waiting[router_id].set()
 
 
-def _answer(call: _Call[Question, Answer], answer: Answer) -> None:
-    if not call.answer.done():  # its caller may have given up
-        call.answer.set_result(answer)
-
-
-def _give_up(calls: Iterable[_Call[Any, Any]], error: Exception) -> None:
-    for call in calls:
-        if not call.answer.done():
-            call.answer.set_exception(error)
+def _fail(call: _Call[Any, Any] | None, error: Exception) -> None:
+    if call is not None and not call.answer.done():
+        call.answer.set_exception(error)

@@ -56,9 +56,14 @@ class Registration:
     def leave(self) -> None:
         """Stop renewing and remove the entry, so that routers need not wait for it to expire."""
         self._heartbeat.stop()
-        with contextlib.suppress(RayError, ValueError):
-            removed = self._contact.find().remove.remote(self._entry.worker_id, self._entry.incarnation)
-            ray.get(removed, timeout=self._timeout_s)
+        for _ in range(2):  # the second call is for the directory, if the first is for a relay that does not answer
+            with contextlib.suppress(ValueError):
+                try:
+                    removed = self._contact.find().remove.remote(self._entry.worker_id, self._entry.incarnation)
+                    ray.get(removed, timeout=self._timeout_s)
+                    return
+                except RayError as error:
+                    self._contact.failed(error)
 
     def _beat(self) -> None:
         self._intervals_left -= 1

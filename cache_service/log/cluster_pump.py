@@ -1,7 +1,7 @@
 """Reads the logs of a Redis Cluster: a `LogPump` for each primary that has some, as if they were one.
 
-All keys of a namespace are at one primary. A log whose primary is lost, or no longer has it, is not followed any more:
-its readers ask the Cluster, and have it followed where it is then.
+All keys of a namespace are at one primary. A log whose primary is lost, or no longer has it, is not followed any more.
+Its readers ask the Cluster then, and have it followed where it is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeAlias
 
-from cache_service.errors import StoreError, StoreUnavailable
+from cache_service.errors import CacheError, StoreError, StoreUnavailable
 from cache_service.log.log_pump import PING_S, Followed, LogPump
 from cache_service.log.log_tail import News
 from cache_service.store.answers import faults_told
@@ -22,25 +23,28 @@ from cache_service.store.connection import ConnectionSettings, cluster_client
 from cache_service.store.store import LogView
 
 _MAX_PAUSE_S = 10.0  # between two tries to reach a primary
-_PLACES_S = 5.0  # for which it is known where slots are
+_READ_TIMEOUT_S = 1.0  # at most: primaries are read one after the other
+_SLOTS_S = 1.0  # between two reads of the slot map
 
 _Address: TypeAlias = tuple[str, int]
 
 
 class ClusterPump:
-    """As `LogPump`. The loss of a primary is no fault; news of its logs tell it."""
+    """As `LogPump`. Losing a primary raises nothing: each of its logs is reported as no longer followed."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
         self._pumps: dict[_Address, LogPump] = {}
+        self._descriptors: dict[_Address, int] = {}  # of the pumps; one that has lost its primary has none
         self._primaries: dict[str, _Address] = {}  # by log
         self._refused: list[str] = []  # logs that could not be followed
         self._tries = defaultdict[_Address | None, CircuitBreaker](lambda: CircuitBreaker(1, max_pause_s=_MAX_PAUSE_S))
         self._next_sign = time.monotonic() + PING_S
-        self._ready = selectors.DefaultSelector()
         with faults_told():
             self._cluster = cluster_client(settings)
-        self._asked_at = time.monotonic()  # where slots are
+        self._slots_at = time.monotonic()  # when the slot map was read
+        self._may_have_moved = False  # slots, since then
+        self._ready = selectors.DefaultSelector()
 
     def fileno(self) -> int:
         """Readable when a primary has said something."""
@@ -49,12 +53,15 @@ class ClusterPump:
     def follow(self, followed: Followed, view: LogView, cursor: str) -> News | None:
         """As `LogPump.follow`. That a log cannot be followed is among the next news."""
         try:
-            return self._pump_of(followed).follow(followed, view, cursor)
-        except StoreError:
+            known = self._pump_of(followed).follow(followed, view, cursor)
+        except (CacheError, OSError):
             self._refused.append(followed.name)
             return None
+        self._not_refused(followed.name)
+        return known
 
     def forget(self, name: str) -> None:
+        self._not_refused(name)
         primary = self._primaries.pop(name, None)
         if primary is not None:
             self._pumps[primary].forget(name)
@@ -63,7 +70,7 @@ class ClusterPump:
         if self._refused:
             return 0.0
         next_sign_s = max(0.0, self._next_sign - time.monotonic())
-        return min((pump.wait_s() for pump in self._pumps.values()), default=next_sign_s)
+        return min([next_sign_s, *(pump.wait_s() for pump in self._pumps.values())])
 
     def news(self) -> list[News]:
         found = [News(name) for name in self._refused]
@@ -76,6 +83,7 @@ class ClusterPump:
             for one in told:
                 if one.after is None:
                     self._primaries.pop(one.name, None)
+                    self._may_have_moved = True
             found += told
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + PING_S
@@ -96,41 +104,48 @@ class ClusterPump:
         return pump
 
     def _primary_for(self, followed: Followed) -> _Address:
-        now = time.monotonic()
-        if now - self._asked_at > _PLACES_S:
+        if self._may_have_moved and time.monotonic() > self._slots_at + _SLOTS_S:
             with self._trying(None), faults_told():
-                former, self._cluster = self._cluster, cluster_client(self._settings)
-                former.close()
-            self._asked_at = now
+                self._cluster.nodes_manager.initialize()
+            self._slots_at, self._may_have_moved = time.monotonic(), False
         with faults_told():
             node = self._cluster.get_node_from_key(followed.keys.epoch)  # type: ignore[no-untyped-call]
         return str(node.host), int(node.port)
 
     def _open_pump(self, primary: _Address) -> LogPump:
         with self._trying(primary):
-            pump = LogPump(self._settings.at_node(*primary))
-        self._pumps[primary] = pump
-        self._ready.register(pump.fileno(), selectors.EVENT_READ)
+            settings = self._settings.at_node(*primary)
+            pump = LogPump(replace(settings, read_timeout_s=min(_READ_TIMEOUT_S, settings.read_timeout_s)))
+            try:
+                self._ready.register(pump.fileno(), selectors.EVENT_READ)
+            except BaseException:
+                pump.close()
+                raise
+        self._pumps[primary], self._descriptors[primary] = pump, pump.fileno()
         return pump
+
+    def _not_refused(self, name: str) -> None:
+        if name in self._refused:
+            self._refused.remove(name)
 
     def _lose(self, primary: _Address) -> list[News]:
         self._close(primary)
         return [News(name) for name, place in self._primaries.items() if place == primary]
 
     def _close(self, primary: _Address) -> None:
-        pump = self._pumps.pop(primary)
-        self._ready.unregister(pump.fileno())
-        pump.close()
+        self._ready.unregister(self._descriptors.pop(primary))
+        self._pumps.pop(primary).close()
 
     @contextmanager
     def _trying(self, primary: _Address | None) -> Iterator[None]:
-        """Raises StoreUnavailable if it is too early to try again. None: to find the primaries."""
-        tries, now = self._tries[primary], time.monotonic()
-        if tries.wait_s(now):
+        """Raises StoreUnavailable if it is too early to try again. None: the slot map."""
+        tries = self._tries[primary]
+        if tries.wait_s(time.monotonic()):
             raise StoreUnavailable(f"Redis Cluster: {primary or 'its primaries'} could not be reached a moment ago")
         try:
             yield
-        except StoreError:
-            tries.failed(now)
+        except (CacheError, OSError):
+            tries.failed(time.monotonic())
+            self._may_have_moved = True
             raise
         tries.succeeded()

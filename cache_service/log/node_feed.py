@@ -1,7 +1,7 @@
 """Has the logs of all processes of a node read once.
 
-The process that holds the lock has them read by a `LogPump` and tells the others over a Unix socket. When it ends, or
-loses the server, another one takes its place.
+The process that holds the lock has them read by a `LogPump` or `ClusterPump` and tells the others over a Unix socket.
+When it ends, or loses the server, another one takes its place.
 
     DIRECTORY/feed-*.lock, feed-*.socket   one pair for each server, user and version of what is said
 
@@ -202,7 +202,7 @@ class NodeFeed:
     # --- reading for the node
 
     async def _read(self, socket: str | None) -> None:
-        """Ends with a fault of the server."""
+        """Ends with a fault of the server, or of a whole Cluster."""
         pump = (ClusterPump if self._settings.address.mode == "cluster" else LogPump)(self._settings)
         self._pump = pump
         loop, server, descriptor = asyncio.get_running_loop(), None, pump.fileno()

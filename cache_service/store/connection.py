@@ -89,7 +89,7 @@ class ConnectionSettings:
         return parse_url(self.url)
 
     def at_node(self, host: str, port: int) -> ConnectionSettings:
-        """For a server that another one has named."""
+        """The same settings for one node of a Cluster."""
         address = self.address
         return replace(
             self,
@@ -137,7 +137,7 @@ def open_notified_client(settings: ConnectionSettings) -> redis.Redis:
 
 
 def cluster_client(settings: ConnectionSettings) -> RedisCluster:
-    """A client of a Cluster, whose URL it is. Raises redis-py's exceptions where no node answers."""
+    """For settings whose URL is that of a Cluster. Raises redis-py's exceptions where no node answers."""
     return cast(RedisCluster, open_client(settings))
 
 

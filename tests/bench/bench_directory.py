@@ -27,12 +27,14 @@ from actors.workers.demand import DraftDemand, TargetDemand
 from actors.workers.directory import MOST_CALLERS, Asked, Role, WorkerEntry
 from actors.workers.directory_actor import NAMESPACE, find_directory, get_or_create_directory
 from actors.workers.directory_contact import DirectoryContact
+from actors.workers.directory_relay import RELAY_TIMEOUT_S
 from actors.workers.ray_environment import prepare_own_ray
 from cluster.cli.table import plain_table
 from cluster.router.directory_view import DirectoryView
 
 _NAME = "bench"
-_ASK_PERIOD_S = 0.25  # as in `cluster.router.deployment`
+_ASK_PERIOD_S, _ANSWER_TIMEOUT_S = 0.25, 5.0  # as in `cluster.router.deployment`
+_HEARTBEAT_TIMEOUT_S = 2.0  # as in `actors.workers.registration`
 _BEAT_S = 1.0
 _CHANGE_S = 4.0
 _SETTLED_S = 15.0
@@ -85,8 +87,10 @@ class Callers:
             )
             contact = self._contacts[question.router_id]
             try:
-                told = await contact.find().follow.remote(question)
-            except RayError as error:
+                limit_s = RELAY_TIMEOUT_S if contact.uses_relay else _ANSWER_TIMEOUT_S
+                async with asyncio.timeout(view.longest_wait_s + limit_s):
+                    told = await contact.find().follow.remote(question)
+            except (RayError, TimeoutError) as error:
                 self._note_failure(contact, error)
                 told = None
             else:
@@ -104,8 +108,9 @@ class Callers:
         contact = self._contacts[f"t{number}"]
         while time.monotonic() < until:
             try:
-                answer = await contact.find().heartbeat.remote(entry_of("target", f"t{number}", self._key))
-            except RayError as error:
+                async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
+                    answer = await contact.find().heartbeat.remote(entry_of("target", f"t{number}", self._key))
+            except (RayError, TimeoutError) as error:
                 self._note_failure(contact, error)
                 await asyncio.sleep(pause_s)
                 continue

@@ -1,6 +1,8 @@
 """Logs of a Redis Cluster with three primaries, which are followed by a feed as those of one server are."""
 
+import os
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -180,8 +182,9 @@ def test_a_server_that_is_lost_concerns_only_its_own_logs_and_they_are_followed_
     texts = [[] for _ in namespaces]
     for namespace, given in zip(namespaces, texts, strict=True):
         add(namespace, given)
-    with followed(cluster, namespaces) as (documents, readers, _):
+    with followed(cluster, namespaces) as (documents, readers, feed):
         assert until(lambda: all(reader.is_current for reader in readers))
+        pump = feed._node._pump
         kill(cluster.servers[0])
         assert until(lambda: not readers[0].is_current)
         for _ in range(3):
@@ -189,6 +192,7 @@ def test_a_server_that_is_lost_concerns_only_its_own_logs_and_they_are_followed_
                 add(namespaces[number], texts[number])
                 assert comes(documents[number], texts[number], SOON_S)
         cluster.servers[0].restart()
+        assert feed._node._pump is pump
         assert until(lambda: cluster.is_whole(Namespace(cluster.servers[0].settings).redis))
         # The data may have been lost with the server.
         assert until(lambda: readers[0].is_current)
@@ -196,6 +200,30 @@ def test_a_server_that_is_lost_concerns_only_its_own_logs_and_they_are_followed_
         for _ in range(3):
             add(namespaces[0], texts[0])
             assert until(lambda: documents[0].contents == contents(texts[0]))
+        assert until(lambda: readers[0].is_current)
+        add(namespaces[0], texts[0])
+        assert comes(documents[0], texts[0], SOON_S)
+
+
+def test_a_server_that_hangs_concerns_only_its_own_logs(cluster):
+    namespaces = cluster.namespaces()
+    texts = [[] for _ in namespaces]
+    for namespace, given in zip(namespaces, texts, strict=True):
+        add(namespace, given)
+    with followed(cluster, namespaces) as (documents, readers, feed):
+        assert until(lambda: all(reader.is_current for reader in readers))
+        pump = feed._node._pump
+        os.kill(cluster.servers[0].pid, signal.SIGSTOP)
+        try:
+            assert until(lambda: not readers[0].is_current)
+            assert all(reader.is_current for reader in readers[1:])
+            for number in (1, 2):
+                add(namespaces[number], texts[number])
+                assert until(lambda: documents[number].contents == contents(texts[number]))  # noqa: B023
+            assert feed._node._pump is pump
+        finally:
+            os.kill(cluster.servers[0].pid, signal.SIGCONT)
+        assert until(lambda: all(cluster.is_whole(node) for node in cluster.nodes))
         assert until(lambda: readers[0].is_current)
         add(namespaces[0], texts[0])
         assert comes(documents[0], texts[0], SOON_S)

@@ -101,3 +101,11 @@ def test_a_relay_stays_while_the_directory_is_slow_and_not_when_it_is_cut_off(co
         assert contact.find() == "relay one"
     contact.failed(RayTaskError("follow", "", LinkError("the directory did not answer")).as_instanceof_cause())
     assert contact.find() == "the directory"
+    contact.answered("one")  # so it has called
+    assert contact.find() == "relay one"
+
+
+def test_a_relay_with_a_fault_of_its_own_is_left(contact):
+    contact.answered("one")
+    contact.failed(RayTaskError("follow", "", KeyError("a mistake")).as_instanceof_cause())
+    assert contact.find() == "the directory"
