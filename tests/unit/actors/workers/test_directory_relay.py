@@ -303,7 +303,8 @@ def test_a_directory_that_hangs_fails_the_calls_before_their_callers_give_up(aft
 @pytest.mark.parametrize(("takes_s", "keeps_leases"), [(0.9, True), (1.25, True), (2.0, False), (2.8, False)])
 def test_with_a_slow_directory_all_are_answered(takes_s, keeps_leases):
     """Its calls take about as long as callers wait, or longer. A router's lease is renewed once in a second and two
-    calls, and so ends before that where they take more than one and a half seconds."""
+    calls, and so ends before that where they take more than one and a half seconds. A worker's may be renewed without
+    an answer that comes in time."""
 
     async def slow() -> tuple[Counter[str], list[object]]:
         loop = asyncio.get_running_loop()
@@ -348,7 +349,7 @@ def test_with_a_slow_directory_all_are_answered(takes_s, keeps_leases):
     answered, lost = run_virtually(slow())
     assert not (keeps_leases and lost)
     assert len(answered) == 20
-    assert min(answered.values()) > 57.0 / (1.5 + 2.0 * takes_s)
+    assert min(count for name, count in answered.items() if name.startswith("r")) > 57.0 / (1.5 + 2.0 * takes_s)
 
 
 def test_what_is_given_back_is_not_taken_again_by_a_call_that_was_on_its_way():
