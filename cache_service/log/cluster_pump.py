@@ -97,7 +97,7 @@ class ClusterPump:
         self._ready.close()
 
     def _pump_of(self, followed: Followed) -> LogPump:
-        """Raises StoreError."""
+        """Raises CacheError or OSError."""
         primary = self._primaries.get(followed.name) or self._primary_for(followed)
         pump = self._pumps.get(primary) or self._open_pump(primary)
         self._primaries[followed.name] = primary
