@@ -18,8 +18,8 @@ Contact: TypeAlias = DirectoryHandle | RelayHandle
 
 
 class DirectoryContact:
-    """For one caller. A relay that does not answer is not called for a while; one that the directory does not answer, not
-    before the directory names it again. A directory that is gone for good is looked up anew."""
+    """For one caller. A relay that does not answer is not called for a while. One that the directory does not answer is
+    not called until the directory names it again. A directory that is gone for good is looked up anew."""
 
     def __init__(self, directory_name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory_name = directory_name
