@@ -15,7 +15,7 @@ Weights in codes are made float32 in registers where few rows need them, and onc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
@@ -219,11 +219,17 @@ def compiled_features() -> dict[str, bool]:
     """LLVM's names of the features that compiled functions may use: those of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES if
     set, else the processor's."""
     if config.CPU_NAME is None:
-        return dict(llvm.get_host_cpu_features())
+        return dict(_host_features())
     given = (config.CPU_FEATURES or "").split(",")
     features = {name[1:]: name[0] == "+" for name in given if name[:1] in ("+", "-")}
     level = {"x86-64-v3": {"avx2": True, "fma": True}, "x86-64-v4": {"avx2": True, "fma": True, "avx512f": True}}
     return level.get(config.CPU_NAME, {}) | features
+
+
+@cache
+def _host_features() -> dict[str, bool]:
+    """LLVM takes a third of a millisecond for it, and each layer asks."""
+    return dict(llvm.get_host_cpu_features())
 
 
 class Blocks(NamedTuple):
