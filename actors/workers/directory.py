@@ -166,10 +166,10 @@ class Directory:
 
     def _heartbeat(self, entry: WorkerEntry) -> HeartbeatAnswer:
         record = self._records.get(entry.worker_id)
-        if record is None and self._removed.get(entry.worker_id) == entry.incarnation:
-            pass  # a late call by a relay
-        elif record is None:
-            self._put(_Record(entry, self._removed.get(entry.worker_id)), None)
+        if record is None:
+            removed = self._removed.get(entry.worker_id)
+            if removed != entry.incarnation:  # otherwise it is a late call by a relay
+                self._put(_Record(entry, removed), None)
         elif record.entry.incarnation == entry.incarnation:
             if record.entry.is_leaving and not entry.is_leaving:  # a late call by a relay
                 entry = record.entry

@@ -134,15 +134,21 @@ def add(namespace, given):
     namespace.append(given[-1])
 
 
+def written(cluster):
+    """A namespace on each server, and the one text in each."""
+    namespaces = cluster.namespaces()
+    texts = [[] for _ in namespaces]
+    for namespace, given in zip(namespaces, texts, strict=True):
+        add(namespace, given)
+    return namespaces, texts
+
+
 def comes(documents, given, within_s):
     return until(lambda: documents.contents == contents(given), within_s)
 
 
 def test_entries_of_all_servers_come_at_once_and_silence_costs_next_to_nothing(cluster):
-    namespaces = cluster.namespaces()
-    texts = [[] for _ in namespaces]
-    for namespace, given in zip(namespaces, texts, strict=True):
-        add(namespace, given)
+    namespaces, texts = written(cluster)
     with followed(cluster, namespaces) as (documents, readers, feed):
         assert until(lambda: all(reader.is_current for reader in readers))
         for _ in range(3):
@@ -178,10 +184,7 @@ def test_a_node_reads_each_log_of_a_cluster_once(cluster, node):
 
 
 def test_a_server_that_is_lost_concerns_only_its_own_logs_and_they_are_followed_when_it_is_back(cluster):
-    namespaces = cluster.namespaces()
-    texts = [[] for _ in namespaces]
-    for namespace, given in zip(namespaces, texts, strict=True):
-        add(namespace, given)
+    namespaces, texts = written(cluster)
     with followed(cluster, namespaces) as (documents, readers, feed):
         assert until(lambda: all(reader.is_current for reader in readers))
         pump = feed._node._pump
@@ -206,10 +209,7 @@ def test_a_server_that_is_lost_concerns_only_its_own_logs_and_they_are_followed_
 
 
 def test_a_server_that_hangs_concerns_only_its_own_logs(cluster):
-    namespaces = cluster.namespaces()
-    texts = [[] for _ in namespaces]
-    for namespace, given in zip(namespaces, texts, strict=True):
-        add(namespace, given)
+    namespaces, texts = written(cluster)
     with followed(cluster, namespaces) as (documents, readers, feed):
         assert until(lambda: all(reader.is_current for reader in readers))
         pump = feed._node._pump
