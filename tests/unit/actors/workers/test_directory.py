@@ -318,3 +318,24 @@ def test_refusals_of_workers_that_come_and_go_do_not_pile_up():
     assert len(reasons) == 64
     assert reasons[-1].startswith("999 ")
     assert max(map(len, reasons)) <= 2000
+
+
+def test_a_late_heartbeat_brings_no_worker_back_that_has_left(directory, clock):
+    former, later = entry_of("a"), replace(entry_of("a"), incarnation=2)
+    directory.heartbeat(former)
+    directory.remove("a", 1)
+    directory.relayed("relay", [former], [])
+    assert directory.workers() == []
+    directory.heartbeat(later)
+    directory.relayed("relay", [former], [])
+    assert directory.workers() == [later]
+    directory.remove("never there", 1)
+    directory.relayed("relay", [entry_of("never there")], [])
+    assert directory.workers() == [later]
+
+
+def test_a_worker_that_leaves_stays_leaving_whatever_comes_late(directory):
+    beat(directory, "a", leaving=True)
+    directory.relayed("relay", [entry_of("a")], [])
+    assert [entry.is_leaving for entry in directory.workers()] == [True]
+    assert directory.claim_target("r", None) is None
