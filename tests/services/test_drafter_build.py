@@ -234,14 +234,6 @@ def test_a_drafter_is_found_for_the_weights_it_was_made_from_and_no_others_of_th
         LocalEngine(str(mine.path), **options)
 
 
-@pytest.fixture
-def torch_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("torch_threads")
 def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, tmp_path, capfd):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"Say {word}"}) for word in ("one", "two", "three")))
@@ -256,7 +248,6 @@ def test_the_command_builds_where_it_is_told_and_prints_only_the_place(targets, 
     assert len(load_draft_model(ModelSource("d", "d", tmp_path / "d")).token_ids) == 50
 
 
-@pytest.mark.usefixtures("torch_threads")
 def test_the_command_told_no_vocabulary_takes_all_of_a_target_that_has_few_tokens(targets, tmp_path):
     place = ["--target", str(targets["llama"].path), "--out", str(tmp_path / "d")]
     command.app(["build", *place, "--tokens", "100", "--epochs", "0", "--threads", "1"], standalone_mode=False)

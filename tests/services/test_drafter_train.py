@@ -7,7 +7,6 @@ import dataclasses
 import json
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from actors.models.loader import load_draft_model
@@ -111,15 +110,11 @@ def test_the_command_does_some_steps_at_a_time_and_says_what_is_left(source, tmp
     options = ["--kind", "model", "--target", source.path, "--out", out, "--prompts", questions, "--layers", 1]
     options += ["--tokens", 600, "--epochs", 2, "--vocab", 100, "--learning-rate", 0.001, "--seed", 3]
     arguments = ["drafter", "train", *map(str, options), "--device", "cpu", "--threads", "1"]
-    threads = torch.get_num_threads()
-    try:
-        first = CliRunner().invoke(app, [*arguments, "--steps", "1"], catch_exceptions=False)
-        assert (first.exit_code, first.stdout, out.exists()) == (0, "", False)
-        assert first.stderr.startswith("1 of ")
-        assert first.stderr.endswith(" steps are done; the same command goes on from there\n")
-        last = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    finally:
-        torch.set_num_threads(threads)
+    first = CliRunner().invoke(app, [*arguments, "--steps", "1"], catch_exceptions=False)
+    assert (first.exit_code, first.stdout, out.exists()) == (0, "", False)
+    assert first.stderr.startswith("1 of ")
+    assert first.stderr.endswith(" steps are done; the same command goes on from there\n")
+    last = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert (last.exit_code, last.stdout) == (0, f"{out}\n")
     assert last.stderr.startswith("held-out acceptance ")
     assert "tokens a round in chains of 4" in last.stderr
@@ -159,11 +154,7 @@ def test_a_parallel_model_that_the_command_has_trained_drafts_for_its_target(sou
         "2",
     ]
     command += ["--parallel", "3", "--prompts", str(prompts), "--tokens", "400", "--epochs", "1", "--threads", "1"]
-    threads = torch.get_num_threads()
-    try:
-        result = CliRunner().invoke(app, command)
-    finally:
-        torch.set_num_threads(threads)
+    result = CliRunner().invoke(app, command)
     assert (result.exit_code, result.stdout) == (0, f"{out}\n")
     assert "tokens a round in chains of 3 (by depth: " in result.stderr
     card = json.loads((out / CARD_FILE).read_text())
