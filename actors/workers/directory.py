@@ -34,7 +34,7 @@ from actors.workers.waiting import Waiting
 TTL_S = 4.0  # four missed heartbeats
 _LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
 MOST_CALLERS = 750  # of the directory, or of a relay, each once a second: Ray takes up to a millisecond for a call
-_RELAY_LIFE_S = 3.0  # after a relay's last call; it calls four times a second, or when the last call is answered
+_RELAY_LIFE_S = 3.0  # after a relay's last call; it calls again when that is answered, and 0.2 s later at most
 _RELAYS_AGAIN_S = 1.0  # between two tries to make relays
 
 Role = Literal["target", "draft"]
@@ -252,7 +252,7 @@ class Directory:
         for asked in questions:
             answer = self._tell(asked)
             is_news = self._is_news(asked, answer)
-            self._waiting.forget(asked.router_id)
+            self._waiting.wake(asked.router_id)  # its call before, perhaps without a relay
             self._woken.get(relay, set()).discard(asked.router_id)  # the answer has what there was
             if not is_news:
                 self._waiting.note(asked.router_id, _kind(asked), partial(self._wake_by, relay, asked.router_id))

@@ -55,7 +55,7 @@ class DirectoryContact:
     def failed(self, error: Exception) -> None:
         """The call, or `find`, has raised this."""
         if self._relay is not None:
-            if isinstance(error, LinkError):  # the relay is cut off; it is not named again before that is over
+            if isinstance(error, LinkError):  # the directory names the relay again when it hears from it
                 self._relay = self.found = None
             elif not isinstance(error, Unavailable):  # else the directory is slow or restarting
                 self._avoid_relay()

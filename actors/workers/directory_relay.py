@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from ray.exceptions import ActorDiedError
@@ -147,7 +147,7 @@ class Relay:
                 heartbeat.answer.set_result(answer)
         for (router_id, question), (told, is_news) in zip(questions.items(), relayed.told, strict=True):
             later = self._questions.get(router_id)
-            if question.answer.done() and later is not None and later.question.mark == question.question.mark:
+            if question.answer.done() and later is not None and _asks_the_same(question.question, later.question):
                 question = self._questions.pop(router_id)
             if not question.answer.done():
                 woken = None
@@ -158,6 +158,11 @@ class Relay:
         for router_id in relayed.woken:
             if router_id in self._waiting:
                 self._waiting[router_id].set()
+
+
+def _asks_the_same(question: Asked, later: Asked) -> bool:
+    """Demand may differ: it is told again with the next question."""
+    return replace(later, drafts=question.drafts, targets=question.targets) == question
 
 
 def _fail(call: _Call[Any, Any] | None, error: Exception) -> None:

@@ -56,14 +56,8 @@ class Registration:
     def leave(self) -> None:
         """Stop renewing and remove the entry, so that routers need not wait for it to expire."""
         self._heartbeat.stop()
-        for _ in range(2):  # the second call is for the directory, if the first is for a relay that does not answer
-            with contextlib.suppress(ValueError):
-                try:
-                    removed = self._contact.find().remove.remote(self._entry.worker_id, self._entry.incarnation)
-                    ray.get(removed, timeout=self._timeout_s)
-                    return
-                except RayError as error:
-                    self._contact.failed(error)
+        with contextlib.suppress(RayError, ValueError):
+            self._call("remove", self._entry.worker_id, self._entry.incarnation)
 
     def _beat(self) -> None:
         self._intervals_left -= 1
@@ -74,22 +68,25 @@ class Registration:
         with self._renewing:
             self._intervals_left = 0  # if this fails
             entry = replace(self._entry, link_drops=tuple(dict(self._server.stats.dropped).items()))
-            used_relay = self._contact.uses_relay
-            try:
-                answer = self._call(entry)
-            except RayError:
-                if not used_relay or self._contact.uses_relay:
-                    raise
-                answer = self._call(entry)  # the next heartbeat might come too late
+            answer: HeartbeatAnswer = self._call("heartbeat", entry)
             self._contact.answered(answer.relay)
             self._server.allow(answer.clients)
             self.wanted, self._intervals_left = answer.wanted, answer.stretch
 
-    def _call(self, entry: WorkerEntry) -> HeartbeatAnswer:
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Raises RayError, or ValueError if there is no directory."""
+        used_relay = self._contact.uses_relay
+        try:
+            return self._call_once(method, *arguments)
+        except RayError:
+            if not used_relay or self._contact.uses_relay:
+                raise
+            return self._call_once(method, *arguments)  # of the directory: the next heartbeat might come too late
+
+    def _call_once(self, method: str, *arguments: Any) -> Any:
         contact = self._contact.find()
         try:
-            answer: HeartbeatAnswer = ray.get(contact.heartbeat.remote(entry), timeout=self._timeout_s)
+            return ray.get(getattr(contact, method).remote(*arguments), timeout=self._timeout_s)
         except RayError as error:
             self._contact.failed(error)
             raise
-        return answer

@@ -34,13 +34,9 @@ class Waiting:
                 del self._calls[caller]
 
     def note(self, caller: str, kind: str, wake: Callable[[], None]) -> None:
-        """A call that waits elsewhere. It counts as waiting until the caller is woken, forgotten or noted again."""
-        self.forget(caller)
+        """A call that waits elsewhere. It counts as waiting until the caller is woken or noted again."""
+        self.wake(caller)
         self._calls[caller] = _Call(kind, wake)
-
-    def forget(self, caller: str) -> None:
-        """The caller is not woken."""
-        self._calls.pop(caller, None)
 
     def wake(self, caller: str) -> None:
         call = self._calls.pop(caller, None)

@@ -10,7 +10,7 @@ import selectors
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ from cache_service.store.connection import ConnectionSettings, cluster_client
 from cache_service.store.store import LogView
 
 _MAX_PAUSE_S = 10.0  # between two tries to reach a primary
-_READ_TIMEOUT_S = 1.0  # at most: primaries are read one after the other
+_LONGEST_CALL_S = 1.0  # of a primary: they are called one after the other
 _SLOTS_S = 1.0  # between two reads of the slot map
 
 _Address: TypeAlias = tuple[str, int]
@@ -33,11 +33,16 @@ class ClusterPump:
     """As `LogPump`. Losing a primary raises nothing: each of its logs is reported as no longer followed."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        self._settings = settings
+        self._settings = settings = replace(
+            settings,
+            connect_timeout_s=min(_LONGEST_CALL_S, settings.connect_timeout_s),
+            read_timeout_s=min(_LONGEST_CALL_S, settings.read_timeout_s),
+            num_retries=0,
+        )
         self._pumps: dict[_Address, LogPump] = {}
         self._descriptors: dict[_Address, int] = {}  # of the pumps; one that has lost its primary has none
         self._primaries: dict[str, _Address] = {}  # by log
-        self._refused: list[str] = []  # logs that could not be followed
+        self._refused: set[str] = set()  # logs that could not be followed
         self._tries = defaultdict[_Address | None, CircuitBreaker](lambda: CircuitBreaker(1, max_pause_s=_MAX_PAUSE_S))
         self._next_sign = time.monotonic() + PING_S
         with faults_told():
@@ -55,13 +60,13 @@ class ClusterPump:
         try:
             known = self._pump_of(followed).follow(followed, view, cursor)
         except (CacheError, OSError):
-            self._refused.append(followed.name)
+            self._refused.add(followed.name)
             return None
-        self._not_refused(followed.name)
+        self._refused.discard(followed.name)
         return known
 
     def forget(self, name: str) -> None:
-        self._not_refused(name)
+        self._refused.discard(name)
         primary = self._primaries.pop(name, None)
         if primary is not None:
             self._pumps[primary].forget(name)
@@ -105,17 +110,20 @@ class ClusterPump:
 
     def _primary_for(self, followed: Followed) -> _Address:
         if self._may_have_moved and time.monotonic() > self._slots_at + _SLOTS_S:
-            with self._trying(None), faults_told():
-                self._cluster.nodes_manager.initialize()
-            self._slots_at, self._may_have_moved = time.monotonic(), False
+            self._read_slots()
         with faults_told():
             node = self._cluster.get_node_from_key(followed.keys.epoch)  # type: ignore[no-untyped-call]
         return str(node.host), int(node.port)
 
+    def _read_slots(self) -> None:
+        """The map before stays if no node tells a new one: most of it is right."""
+        with suppress(CacheError, OSError), self._trying(None), faults_told():
+            self._cluster.nodes_manager.initialize()
+            self._slots_at, self._may_have_moved = time.monotonic(), False
+
     def _open_pump(self, primary: _Address) -> LogPump:
         with self._trying(primary):
-            settings = self._settings.at_node(*primary)
-            pump = LogPump(replace(settings, read_timeout_s=min(_READ_TIMEOUT_S, settings.read_timeout_s)))
+            pump = LogPump(self._settings.at_node(*primary))
             try:
                 self._ready.register(pump.fileno(), selectors.EVENT_READ)
             except BaseException:
@@ -123,10 +131,6 @@ class ClusterPump:
                 raise
         self._pumps[primary], self._descriptors[primary] = pump, pump.fileno()
         return pump
-
-    def _not_refused(self, name: str) -> None:
-        if name in self._refused:
-            self._refused.remove(name)
 
     def _lose(self, primary: _Address) -> list[News]:
         self._close(primary)

@@ -290,7 +290,7 @@ class Router:
             self._has_left = True
             # If too many calls wait there, the claim expires.
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                (self._contact.found or self._contact.find()).release_target.remote(self._router_id)
+                self._contact.find().release_target.remote(self._router_id)
 
     def _adopt(self) -> None:
         """Start rounds with the first target, and give the driver the present links. A router that is told to stop

@@ -6,11 +6,13 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cache_service.log.cluster_pump import ClusterPump
 from cache_service.log.follower import Follower, FollowerSettings
 from cache_service.log.log_feed import LogFeed
 from cache_service.store.connection import ConnectionSettings
@@ -227,6 +229,21 @@ def test_a_server_that_hangs_concerns_only_its_own_logs(cluster):
         assert until(lambda: readers[0].is_current)
         add(namespaces[0], texts[0])
         assert comes(documents[0], texts[0], SOON_S)
+
+
+def test_a_server_that_hangs_holds_up_the_others_for_a_second_at_most(cluster):
+    """Also where the slot map is read, from the first server that answers, which may begin with that one."""
+    with closing(ClusterPump(replace(cluster.settings, read_timeout_s=5.0, num_retries=2))) as pump:
+        os.kill(cluster.servers[0].pid, signal.SIGSTOP)
+        try:
+            for _ in range(8):
+                pump._tries.clear()
+                began = time.monotonic()
+                pump._read_slots()
+                assert time.monotonic() - began < 1.9
+        finally:
+            os.kill(cluster.servers[0].pid, signal.SIGCONT)
+    assert until(lambda: all(cluster.is_whole(node) for node in cluster.nodes))
 
 
 def test_a_log_whose_slot_moves_is_followed_where_it_is_then(cluster):

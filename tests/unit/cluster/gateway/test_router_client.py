@@ -149,7 +149,7 @@ def test_a_router_that_stops_does_not_mind_a_directory_that_takes_no_more_calls(
         raise PendingCallsLimitExceeded("64 calls wait")
 
     directory = SimpleNamespace(release_target=SimpleNamespace(remote=refuse))
-    contact = SimpleNamespace(found=directory)
+    contact = SimpleNamespace(find=lambda: directory)
     router: Any = SimpleNamespace(_has_left=False, _contact=contact, _router_id="r")
     Router._leave_group(router)
     assert router._has_left
