@@ -111,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests of clusters come first, which wait for processes to start; what computes takes the time they leave."""
     _limit_time(item)
     if "torch" in sys.modules:  # a command of a test before may have set its threads
-        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"].partition(",")[0]))
     if item.nodeid.startswith(_GIVE_WAY) and hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

@@ -34,7 +34,7 @@ from actors.workers.waiting import Waiting
 TTL_S = 4.0  # four missed heartbeats
 _LONGEST_WAIT_S = 1.0  # a router calls again after it, whether or not there was anything to tell
 MOST_CALLERS = 750  # of the directory, or of a relay, each once a second: Ray takes up to a millisecond for a call
-_RELAY_LIFE_S = 3.0  # after a relay's last call; it calls again when that is answered, and 0.2 s later at most
+_RELAY_LIFE_S = 3.0  # after a relay's last call; it calls again soon after the answer
 _RELAYS_AGAIN_S = 1.0  # between two tries to make relays
 
 Role = Literal["target", "draft"]

@@ -81,7 +81,7 @@ class Registration:
         except RayError:
             if not used_relay or self._contact.uses_relay:
                 raise
-            return self._call_once(method, *arguments)  # of the directory: the next heartbeat might come too late
+            return self._call_once(method, *arguments)  # of the directory; the next heartbeat might come too late
 
     def _call_once(self, method: str, *arguments: Any) -> Any:
         contact = self._contact.find()

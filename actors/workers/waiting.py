@@ -34,8 +34,7 @@ class Waiting:
                 del self._calls[caller]
 
     def note(self, caller: str, kind: str, wake: Callable[[], None]) -> None:
-        """A call that waits elsewhere. It counts as waiting until the caller is woken or noted again."""
-        self.wake(caller)
+        """A call that waits elsewhere, until the caller is woken. The caller has no other."""
         self._calls[caller] = _Call(kind, wake)
 
     def wake(self, caller: str) -> None:

@@ -24,20 +24,24 @@ from cache_service.store.store import LogView
 
 _MAX_PAUSE_S = 10.0  # between two tries to reach a primary
 _LONGEST_CALL_S = 1.0  # of a primary: they are called one after the other
+_OTHER_NODES = 3  # that are asked if the first primary is away when the Cluster is opened
 _SLOTS_S = 1.0  # between two reads of the slot map
 
 _Address: TypeAlias = tuple[str, int]
 
 
 class ClusterPump:
-    """As `LogPump`. Losing a primary raises nothing: each of its logs is reported as no longer followed."""
+    """As `LogPump`. Losing a primary raises nothing: each of its logs is reported as no longer followed.
+
+    Timeouts of the settings are capped at a second, and their retries are not used.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings = replace(
             settings,
             connect_timeout_s=min(_LONGEST_CALL_S, settings.connect_timeout_s),
             read_timeout_s=min(_LONGEST_CALL_S, settings.read_timeout_s),
-            num_retries=0,
+            num_retries=_OTHER_NODES,
         )
         self._pumps: dict[_Address, LogPump] = {}
         self._descriptors: dict[_Address, int] = {}  # of the pumps; one that has lost its primary has none

@@ -304,7 +304,7 @@ def test_a_directory_that_hangs_fails_the_calls_before_their_callers_give_up(aft
     ("takes_s", "keeps_leases", "tells_workers"),
     [(0.9, True, True), (1.25, True, False), (2.0, False, True), (2.8, False, True)],
 )
-def test_with_a_slow_directory_all_are_answered(takes_s, keeps_leases, tells_workers):
+def test_with_a_slow_directory_routers_are_answered_and_workers_mostly(takes_s, keeps_leases, tells_workers):
     """Its calls take about as long as callers wait, or longer. A router's lease is renewed once in a second and two
     calls, and so ends before that where they take more than one and a half seconds. A worker's lease is renewed also
     where answers always come too late, as they may for workers whose calls follow those of the relay in step."""
@@ -352,8 +352,9 @@ def test_with_a_slow_directory_all_are_answered(takes_s, keeps_leases, tells_wor
 
     answered, lost = run_virtually(slow())
     assert not (keeps_leases and lost)
-    assert min(answered[f"w{number}"] for number in range(10)) >= 3 or not tells_workers
-    assert min(count for name, count in answered.items() if name.startswith("r")) > 57.0 / (1.5 + 2.0 * takes_s)
+    told_workers = [answered[f"w{number}"] for number in range(10)]
+    assert (min if tells_workers else max)(told_workers) >= 3
+    assert min(answered[f"r{number}"] for number in range(10)) > 57.0 / (1.5 + 2.0 * takes_s)
 
 
 def test_the_answer_to_a_question_that_was_given_up_is_not_for_a_router_that_has_forgotten_what_it_knew():

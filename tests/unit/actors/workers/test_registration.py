@@ -42,7 +42,12 @@ class Server:
 def beat(monkeypatch) -> list[Callable[[], object]]:
     """What is to be called every interval."""
     beats: list[Callable[[], object]] = []
-    monkeypatch.setattr(module, "Heartbeat", lambda beat, *_: beats.append(beat))
+
+    def heartbeat(beat: Callable[[], object], *_: object) -> SimpleNamespace:
+        beats.append(beat)
+        return SimpleNamespace(stop=lambda: None)
+
+    monkeypatch.setattr(module, "Heartbeat", heartbeat)
     return beats
 
 
@@ -122,3 +127,20 @@ def test_a_relay_that_does_not_answer_costs_no_heartbeat(beat, monkeypatch):
     beat[0]()
     assert not relay.answers
     assert registration.wanted == WantedModel("b")
+
+
+@pytest.mark.parametrize("relay", [None, "relay-0"])
+def test_a_worker_that_leaves_tells_the_directory_once_also_if_its_relay_does_not_answer(beat, monkeypatch, relay):
+    told = []
+
+    def removing(name: str | None) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *of: told.append((name, *of)))  # and no answer
+
+    directory = Directory(replace(answer_of("a", 1), relay=relay))
+    directory.remove = removing(None)  # type: ignore[attr-defined]
+    actors = {"relay-0": SimpleNamespace(remove=removing("relay-0"))}
+    monkeypatch.setattr(directory_contact.ray, "get_actor", lambda name, namespace: actors[name])
+    registration = registration_at(directory, Server(), monkeypatch)
+    beat[0]()
+    registration.leave()
+    assert told == [(name, "d", 1) for name in dict.fromkeys((relay, None))]
